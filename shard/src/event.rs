@@ -1,0 +1,153 @@
+//! Internal records: consumer offsets, delivery progress and removals live in the commit log itself.
+//!
+//! An event is stored as an ordinary record of [`EVENT_TOPIC`] that belongs to no queue. So it is
+//! exactly as durable as the messages around it, needs no second journal, and recovery meets it in
+//! order. Run files repeat the events of their log range.
+//!
+//! Invariant: the kind numbers below are never reused.
+
+/// Topic of internal records. Clients can neither send to it nor read it.
+pub const EVENT_TOPIC: &str = "rmq_sys_pinion_event";
+
+/// One internal record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A consumer group committed an offset; `-1` forgets it.
+    Offset {
+        /// Topic.
+        topic: String,
+        /// Consumer group.
+        group: String,
+        /// Queue id.
+        queue_id: i32,
+        /// Committed offset.
+        offset: i64,
+    },
+    /// Delayed messages of a level have been delivered up to a schedule offset.
+    DelayProgress {
+        /// Level, from 1.
+        level: i32,
+        /// Next schedule offset.
+        offset: i64,
+    },
+    /// A topic was removed: its queues and the offsets on it are gone.
+    TopicRemoved {
+        /// Topic.
+        topic: String,
+    },
+    /// All offsets of a group were removed.
+    GroupRemoved {
+        /// Consumer group.
+        group: String,
+    },
+}
+
+const OFFSET: u8 = 1;
+const DELAY_PROGRESS: u8 = 2;
+const TOPIC_REMOVED: u8 = 3;
+const GROUP_REMOVED: u8 = 4;
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    let len = text.len().min(usize::from(u16::MAX)) as u16;
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend(text.bytes().take(usize::from(len)));
+}
+
+/// Writes the stored form of an offset commit without building an [`Event`].
+pub fn encode_offset(out: &mut Vec<u8>, topic: &str, group: &str, queue_id: i32, offset: i64) {
+    out.push(OFFSET);
+    out.extend_from_slice(&queue_id.to_be_bytes());
+    out.extend_from_slice(&offset.to_be_bytes());
+    put_text(out, topic);
+    put_text(out, group);
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn int(&mut self) -> Option<i32> {
+        Some(i32::from_be_bytes(*self.take(4)?.first_chunk()?))
+    }
+
+    fn long(&mut self) -> Option<i64> {
+        Some(i64::from_be_bytes(*self.take(8)?.first_chunk()?))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = u16::from_be_bytes(*self.take(2)?.first_chunk()?);
+        String::from_utf8(self.take(usize::from(len))?.to_vec()).ok()
+    }
+}
+
+impl Event {
+    /// Appends the stored form.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Offset { topic, group, queue_id, offset } => {
+                encode_offset(out, topic, group, *queue_id, *offset);
+            }
+            Self::DelayProgress { level, offset } => {
+                out.push(DELAY_PROGRESS);
+                out.extend_from_slice(&level.to_be_bytes());
+                out.extend_from_slice(&offset.to_be_bytes());
+            }
+            Self::TopicRemoved { topic } => {
+                out.push(TOPIC_REMOVED);
+                put_text(out, topic);
+            }
+            Self::GroupRemoved { group } => {
+                out.push(GROUP_REMOVED);
+                put_text(out, group);
+            }
+        }
+    }
+
+    /// Reads the stored form; `None` when it is damaged or of an unknown kind.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        let mut reader = Reader(rest);
+        let event = match *kind {
+            OFFSET => {
+                let queue_id = reader.int()?;
+                let offset = reader.long()?;
+                let topic = reader.text()?;
+                Self::Offset { topic, group: reader.text()?, queue_id, offset }
+            }
+            DELAY_PROGRESS => Self::DelayProgress { level: reader.int()?, offset: reader.long()? },
+            TOPIC_REMOVED => Self::TopicRemoved { topic: reader.text()? },
+            GROUP_REMOVED => Self::GroupRemoved { group: reader.text()? },
+            _ => return None,
+        };
+        reader.0.is_empty().then_some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_back_from_their_stored_form() {
+        let events = [
+            Event::Offset { topic: "T".into(), group: "g".into(), queue_id: 3, offset: 1 << 40 },
+            Event::DelayProgress { level: 18, offset: 7 },
+            Event::TopicRemoved { topic: "T".into() },
+            Event::GroupRemoved { group: "g".into() },
+        ];
+        for event in events {
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            assert_eq!(Event::decode(&bytes), Some(event));
+            for cut in 0..bytes.len() {
+                assert_eq!(Event::decode(&bytes[..cut]), None);
+            }
+        }
+    }
+}

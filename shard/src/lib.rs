@@ -1,0 +1,32 @@
+//! One core's engine: the runtime seam, locked buffers, segments, group commit, recovery, queues,
+//! the key index, reads, timers and the mesh between cores.
+//!
+//! It knows nothing of sockets' protocols and request codes: callers append records, read them
+//! back and ask for watermarks.
+
+pub mod address;
+pub mod cold;
+mod delay;
+pub mod error;
+pub mod event;
+pub mod io;
+pub mod log;
+pub mod maintain;
+pub mod memory;
+pub mod mesh;
+pub mod offsets;
+pub mod parked;
+pub mod queue;
+pub mod recovery;
+pub mod run;
+pub mod runtime;
+mod seal;
+mod segments;
+pub mod select;
+mod shard;
+pub mod units;
+
+pub use delay::SCHEDULE_TOPIC;
+pub use error::{Refusal, StoreError};
+pub use log::AckPoint;
+pub use shard::{Appended, NewMessage, Shard, ShardConfig, ShardCounters, TOKEN_SHARD_SHIFT};

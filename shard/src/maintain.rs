@@ -1,0 +1,249 @@
+//! Upkeep of a shard: segments prepared ahead, retention, and the watch on disk space.
+//!
+//! Everything here is a job for the auxiliary thread; the shard only decides and takes note.
+//!
+//! Invariant: zeros are never written to a range that the log may already be writing to; a segment
+//! is recycled only after nothing can read it any more.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::address;
+use crate::io::{BLOCK_BYTES, FileJob, JobOutcome};
+use crate::log::Segment;
+use crate::runtime::{Driver, Now};
+use crate::shard::{Shard, TokenKind};
+
+/// How often the space of the file system is measured, in microseconds.
+pub const SPACE_CHECK_US: u64 = 1_000_000;
+/// Bytes of prepared segments kept ahead (at least one segment, at most [`READY_SEGMENTS_MAX`]).
+pub const READY_BYTES: u64 = 64 * 1024 * 1024;
+/// Prepared segments at most.
+pub const READY_SEGMENTS_MAX: u64 = 8;
+/// Zeros written per job, in bytes.
+pub const ZERO_STEP_BYTES: u64 = 8 * 1024 * 1024;
+/// Old segments kept for recycling.
+pub const RECYCLED_SEGMENTS_MAX: usize = 2;
+
+/// Why and how much retention may drop.
+#[derive(Clone, Copy, Debug)]
+pub struct RetentionOrder {
+    /// Drop segments whose newest message is older than this store time in milliseconds.
+    pub expired_before_ms: i64,
+    /// Drop the oldest segment even if it has not expired.
+    pub force_oldest: bool,
+    /// Segments to drop at most.
+    pub segments_max: usize,
+}
+
+impl Shard {
+    pub(crate) fn maintain<D: Driver>(&mut self, now: Now, driver: &mut D) {
+        self.prepare_segment(driver);
+        self.zero_step(driver);
+        if !self.space_pending && now.monotonic_us >= self.space_checked_us + SPACE_CHECK_US {
+            self.space_checked_us = now.monotonic_us;
+            self.space_pending = true;
+            let dir = self.config.log_dir.clone();
+            driver.file_job(FileJob::Space { dir }, self.token(TokenKind::Space, 0));
+        }
+    }
+
+    fn ready_target(&self) -> usize {
+        (READY_BYTES / self.config.segment_bytes).clamp(1, READY_SEGMENTS_MAX) as usize
+    }
+
+    fn prepare_segment<D: Driver>(&mut self, driver: &mut D) {
+        if self.preparing.is_some()
+            || self.stopping
+            || self.log.poison().is_some()
+            || self.log.ready.len() >= self.ready_target()
+            || self.log.prepare_error.is_some()
+        {
+            return;
+        }
+        let newest = self.log.ready.back().or(self.log.segments.back());
+        let start = newest.map_or(0, |segment| segment.start + self.config.segment_bytes);
+        let path = self.config.log_dir.join(address::segment_name(self.config.number, start));
+        let recycled = self.recycled.pop();
+        let fresh = recycled.is_none();
+        let job = FileJob::PrepareSegment {
+            path,
+            recycled,
+            bytes: self.config.segment_bytes,
+            zero_first_bytes: 0,
+        };
+        self.preparing = Some((start, fresh));
+        driver.file_job(job, self.token(TokenKind::Prepare, start & 0xff_ffff_ffff));
+    }
+
+    fn on_prepared(&mut self, result: io::Result<JobOutcome>) {
+        let Some((start, fresh)) = self.preparing.take() else { return };
+        let path = self.config.log_dir.join(address::segment_name(self.config.number, start));
+        match result {
+            Ok(JobOutcome::File(file)) => {
+                self.counters.segments_prepared += 1;
+                self.log.ready.push_back(Segment { start, file, path });
+                if fresh && self.zero_next.is_none() {
+                    self.zero_next = Some(start);
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                // Tried again once the space has been measured again.
+                let reason = format!("{}: {error}", path.display());
+                tracing::error!(shard = self.config.number, "cannot prepare segment {reason}");
+                self.log.prepare_error = Some(reason);
+            }
+        }
+    }
+
+    /// Writes zeros ahead of the log, one step at a time, at a distance the log cannot cover while
+    /// a step lasts; should it do so all the same, the log waits for the step.
+    fn zero_step<D: Driver>(&mut self, driver: &mut D) {
+        if self.log.zeroing.is_some() || self.stopping {
+            return;
+        }
+        let Some(next) = self.zero_next else { return };
+        let floor = (self.log.tail() + 2 * ZERO_STEP_BYTES).next_multiple_of(BLOCK_BYTES as u64);
+        let next = next.max(floor);
+        let segment = self.log.segments.back().into_iter().chain(&self.log.ready).find(|segment| {
+            segment.start <= next && next < segment.start + self.config.segment_bytes
+        });
+        let Some(segment) = segment else {
+            self.zero_next = None;
+            return;
+        };
+        let end = (next + ZERO_STEP_BYTES).min(segment.start + self.config.segment_bytes);
+        let job = FileJob::Zero {
+            path: segment.path.clone(),
+            from: next - segment.start,
+            bytes: end - next,
+        };
+        self.log.zeroing = Some((next, end));
+        self.zero_next = Some(end);
+        driver.file_job(job, self.token(TokenKind::Zero, 0));
+    }
+
+    pub(crate) fn on_job<D: Driver>(
+        &mut self,
+        now: Now,
+        driver: &mut D,
+        kind: u8,
+        _number: u64,
+        result: io::Result<JobOutcome>,
+    ) {
+        if kind == TokenKind::Prepare as u8 {
+            self.on_prepared(result);
+        } else if kind == TokenKind::Zero as u8 {
+            if let Err(error) = result {
+                tracing::warn!(shard = self.config.number, %error, "zeros not written ahead");
+                self.zero_next = None;
+            }
+            self.log.zeroing = None;
+        } else if kind == TokenKind::Run as u8 {
+            self.on_run_written(result);
+        } else if kind == TokenKind::Discard as u8 {
+            self.discards_in_flight -= 1;
+            if let Err(error) = result {
+                tracing::warn!(shard = self.config.number, %error, "old file not removed");
+            }
+        } else if kind == TokenKind::Space as u8 {
+            self.on_space(result);
+        }
+        let base = self.token(TokenKind::Log, 0);
+        self.log.pump(now, driver, base);
+    }
+
+    fn on_space(&mut self, result: io::Result<JobOutcome>) {
+        self.space_pending = false;
+        self.log.prepare_error = None;
+        if let Ok(JobOutcome::Space(space)) = result {
+            let used = space.total_bytes.saturating_sub(space.available_bytes);
+            let percent = used.saturating_mul(100).checked_div(space.total_bytes).unwrap_or(0);
+            let before = std::mem::replace(&mut self.disk_used_percent, percent as u32);
+            let stop = self.config.disk_stop_percent;
+            if (before >= stop) != (self.disk_used_percent >= stop) {
+                let refuses = self.disk_used_percent >= stop;
+                let shard = self.config.number;
+                tracing::warn!(shard, percent, stop, refuses, "disk mark passed");
+            }
+        }
+    }
+
+    /// Use of the file system in percent, as last measured.
+    #[must_use]
+    pub fn disk_used_percent(&self) -> u32 {
+        self.disk_used_percent
+    }
+
+    /// Drops old segments with their runs. Returns how many were dropped.
+    pub fn retain<D: Driver>(&mut self, driver: &mut D, order: RetentionOrder) -> usize {
+        let mut boundary = None;
+        let mut count = 0;
+        for segment in &self.log.segments {
+            let end = segment.start + self.config.segment_bytes;
+            if count >= order.segments_max || end > self.sealer.sealed_to().min(self.log.synced()) {
+                break;
+            }
+            let newest = self.runs.range(segment.start..end).map(|(_, r)| r.meta.last_timestamp);
+            let expired = newest.max().unwrap_or(0) < order.expired_before_ms;
+            if !expired && !(order.force_oldest && count == 0) {
+                break;
+            }
+            boundary = Some(end);
+            count += 1;
+        }
+        if let Some(position) = boundary {
+            self.drop_before(driver, position);
+        }
+        count
+    }
+
+    fn drop_before<D: Driver>(&mut self, driver: &mut D, position: u64) {
+        let lost = self.unconsumed_before(position);
+        let kept = self.runs.split_off(&position);
+        for (_, run) in std::mem::replace(&mut self.runs, kept) {
+            self.forget_windows(driver, run.file);
+            driver.drop_file(run.file);
+            self.discard(driver, run.path);
+        }
+        self.queues.drop_before(position);
+        for segment in self.log.drop_before(position) {
+            self.counters.segments_dropped += 1;
+            tracing::info!(shard = self.config.number, path = %segment.path.display(), "segment dropped");
+            self.forget_windows(driver, segment.file);
+            driver.drop_file(segment.file);
+            if self.recycled.len() < RECYCLED_SEGMENTS_MAX {
+                self.recycled.push(segment.path);
+            } else {
+                self.discard(driver, segment.path);
+            }
+        }
+        for (topic, group, queue_id, from, to) in lost {
+            tracing::warn!(topic, group, queue_id, from, to, "retention dropped unconsumed messages");
+        }
+    }
+
+    fn discard<D: Driver>(&mut self, driver: &mut D, path: PathBuf) {
+        self.discards_in_flight += 1;
+        driver.file_job(FileJob::Remove { path }, self.token(TokenKind::Discard, 0));
+    }
+
+    /// Offsets that committed groups have not reached and that dropping `..position` loses.
+    fn unconsumed_before(&self, position: u64) -> Vec<(String, String, i32, i64, i64)> {
+        let mut lost = Vec::new();
+        for (topic, group, entry) in self.offsets.iter() {
+            let Some(index) = self.queues.find(topic, entry.queue_id) else { continue };
+            let Some(queue) = self.queues.get(index) else { continue };
+            let gone = queue.extents.partition_point(|extent| extent.run_start < position);
+            let Some(last) = gone.checked_sub(1).and_then(|at| queue.extents.get(at)) else {
+                continue;
+            };
+            let end = last.end_offset() as i64;
+            if entry.offset >= 0 && entry.offset < end {
+                lost.push((topic.into(), group.into(), entry.queue_id, entry.offset, end));
+            }
+        }
+        lost
+    }
+}

@@ -1,0 +1,356 @@
+//! Sealing: turning the oldest part of the unit ring into run files, a little per turn.
+//!
+//! A mark says where a run will end. Once the log is on disk up to the oldest mark, the units in
+//! front of it are sorted by queue in small steps on the shard's thread; the auxiliary thread
+//! encodes and writes the file; then the slots are freed.
+//!
+//! Invariant: a run is written only when everything it speaks of is synced (P2, P8), and slots are
+//! freed only when the run is durable.
+
+use std::collections::VecDeque;
+use std::io;
+
+use crate::error::StoreError;
+use crate::io::{FileJob, JobOutcome, JobOutcomeOf};
+use crate::queue::{Extent, QueueIndex, QueueTable};
+use crate::run::{self, KeyEntry, RunContent, RunMeta, RunQueue};
+use crate::runtime::{Driver, Now};
+use crate::shard::{Run, Shard, TokenKind};
+use crate::units::{UNIT_BYTES, UnitRing};
+
+/// Slots handled per turn; bounds what sealing adds to one turn (about 50 µs).
+pub const SEAL_SLOTS_PER_TURN: u64 = 2048;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    sequence: u64,
+    position: u64,
+    keys: u64,
+    events: u64,
+}
+
+enum Phase {
+    Count,
+    Place,
+}
+
+struct Build {
+    from: Mark,
+    mark: Mark,
+    phase: Phase,
+    cursor: u64,
+    touched: Vec<QueueIndex>,
+    queues: Vec<RunQueue>,
+    units: Vec<u8>,
+    first_timestamp: i64,
+    last_timestamp: i64,
+}
+
+/// The state of sealing.
+#[derive(Default)]
+pub struct Sealer {
+    marks: VecDeque<Mark>,
+    sealed: Mark,
+    build: Option<Build>,
+    writing: Option<(Mark, Vec<QueueIndex>, Vec<RunQueue>, RunMeta)>,
+    seal_all: bool,
+    failed: bool,
+}
+
+impl Sealer {
+    /// Starts behind what recovery found sealed.
+    #[must_use]
+    pub fn new(position: u64, sequence: u64) -> Self {
+        let sealed = Mark { sequence, position, keys: 0, events: 0 };
+        Self { sealed, ..Self::default() }
+    }
+
+    /// Marks the end of a run in front of what is appended next.
+    pub fn mark(&mut self, sequence: u64, position: u64, keys_held: usize, events_held: usize) {
+        let last = self.marks.back().map_or(self.sealed.position, |mark| mark.position);
+        if position > last {
+            self.marks.push_back(Mark {
+                sequence,
+                position,
+                keys: self.sealed.keys + keys_held as u64,
+                events: self.sealed.events + events_held as u64,
+            });
+        }
+    }
+
+    /// Asks for a run that ends at the end of the log.
+    pub fn seal_all(&mut self) {
+        self.seal_all = true;
+    }
+
+    /// Position up to which runs cover the log.
+    #[must_use]
+    pub fn sealed_to(&self) -> u64 {
+        self.sealed.position
+    }
+
+    /// Whether the next turn has sealing to do.
+    #[must_use]
+    pub fn is_working(&self) -> bool {
+        self.build.is_some()
+    }
+}
+
+impl Build {
+    fn new(from: Mark, mark: Mark) -> Self {
+        let slots = (mark.sequence - from.sequence) as usize;
+        Self {
+            from,
+            mark,
+            phase: Phase::Count,
+            cursor: from.sequence,
+            touched: Vec::new(),
+            queues: Vec::new(),
+            units: vec![0; slots * UNIT_BYTES],
+            first_timestamp: i64::MAX,
+            last_timestamp: 0,
+        }
+    }
+
+    /// One bounded step; `true` when the build is complete.
+    fn step(&mut self, units: &UnitRing, queues: &mut QueueTable) -> bool {
+        let to = self.mark.sequence.min(self.cursor + SEAL_SLOTS_PER_TURN);
+        match self.phase {
+            Phase::Count => {
+                self.count(units, queues, to);
+                if self.cursor == self.mark.sequence {
+                    self.lay_out(queues);
+                    self.phase = Phase::Place;
+                    self.cursor = self.from.sequence;
+                }
+                false
+            }
+            Phase::Place => {
+                self.place(units, queues, to);
+                self.cursor == self.mark.sequence
+            }
+        }
+    }
+
+    fn count(&mut self, units: &UnitRing, queues: &mut QueueTable, to: u64) {
+        let run_start = self.from.position;
+        while self.cursor < to {
+            let slot = units.get(self.cursor).copied();
+            self.cursor += 1;
+            let Some(slot) = slot else { continue };
+            let Some(queue) = queues.get_mut(slot.queue).filter(|q| !q.removed) else {
+                continue;
+            };
+            let time = slot.unit.store_timestamp;
+            self.first_timestamp = self.first_timestamp.min(time);
+            self.last_timestamp = self.last_timestamp.max(time);
+            if queue.run_count == 0 {
+                queue.run_index = self.touched.len() as u32;
+                self.touched.push(slot.queue);
+                let extent = Extent {
+                    run_start,
+                    first_offset: slot.queue_offset,
+                    count: 0,
+                    unit_index: 0,
+                    first_timestamp: time,
+                    last_timestamp: time,
+                };
+                let (topic, queue_id) = (queue.topic.clone(), queue.queue_id);
+                self.queues.push(RunQueue { topic, queue_id, extent });
+            }
+            queue.run_count += 1;
+            if let Some(entry) = self.queues.get_mut(queue.run_index as usize) {
+                entry.extent.count += 1;
+                entry.extent.last_timestamp = time;
+            }
+        }
+    }
+
+    fn lay_out(&mut self, queues: &mut QueueTable) {
+        let mut next = 0;
+        for (index, entry) in self.touched.iter().zip(&mut self.queues) {
+            entry.extent.unit_index = next;
+            if let Some(queue) = queues.get_mut(*index) {
+                queue.run_index = next;
+            }
+            next += entry.extent.count;
+        }
+        self.units.truncate(next as usize * UNIT_BYTES);
+    }
+
+    fn place(&mut self, units: &UnitRing, queues: &mut QueueTable, to: u64) {
+        let mut encoded = Vec::with_capacity(UNIT_BYTES);
+        while self.cursor < to {
+            let slot = units.get(self.cursor).copied();
+            self.cursor += 1;
+            let Some(slot) = slot else { continue };
+            let Some(queue) = queues.get_mut(slot.queue).filter(|q| q.run_count > 0) else {
+                continue;
+            };
+            let at = queue.run_index as usize * UNIT_BYTES;
+            queue.run_index += 1;
+            encoded.clear();
+            slot.unit.encode(&mut encoded);
+            if let Some(target) = self.units.get_mut(at..at + UNIT_BYTES) {
+                target.copy_from_slice(&encoded);
+            }
+        }
+    }
+
+    /// The content of the run, once complete.
+    fn into_content(
+        self,
+        shard: u16,
+        queues: &mut QueueTable,
+        keys: &VecDeque<KeyEntry>,
+        events: &VecDeque<(u64, Vec<u8>)>,
+    ) -> (RunContent, Vec<QueueIndex>) {
+        for index in &self.touched {
+            if let Some(queue) = queues.get_mut(*index) {
+                queue.run_count = 0;
+            }
+        }
+        let meta = RunMeta {
+            start: self.from.position,
+            end: self.mark.position,
+            first_timestamp: self.first_timestamp,
+            last_timestamp: self.last_timestamp,
+            ..RunMeta::default()
+        };
+        let content = RunContent {
+            meta,
+            shard,
+            queues: self.queues,
+            units: self.units,
+            keys: keys.iter().take((self.mark.keys - self.from.keys) as usize).copied().collect(),
+            events: events
+                .iter()
+                .take((self.mark.events - self.from.events) as usize)
+                .cloned()
+                .collect(),
+        };
+        (content, self.touched)
+    }
+}
+
+/// Tells the queues where their units went and frees the slots.
+pub(crate) fn install(
+    content_queues: &[RunQueue],
+    touched: &[QueueIndex],
+    queues: &mut QueueTable,
+) {
+    for (index, entry) in touched.iter().zip(content_queues) {
+        let Some(queue) = queues.get_mut(*index).filter(|queue| !queue.removed) else {
+            continue;
+        };
+        queue.extents.push(entry.extent);
+        queue.ring_first_offset = entry.extent.end_offset();
+    }
+}
+
+/// The run of everything in the ring, at once; recovery uses it.
+pub(crate) fn build_now(
+    shard: u16,
+    range: (u64, u64),
+    units: &UnitRing,
+    queues: &mut QueueTable,
+    keys: &VecDeque<KeyEntry>,
+    events: &VecDeque<(u64, Vec<u8>)>,
+) -> (RunContent, Vec<QueueIndex>) {
+    let from = Mark { sequence: units.freed(), position: range.0, keys: 0, events: 0 };
+    let mark = Mark {
+        sequence: units.appended(),
+        position: range.1,
+        keys: keys.len() as u64,
+        events: events.len() as u64,
+    };
+    let mut build = Build::new(from, mark);
+    while !build.step(units, queues) {}
+    build.into_content(shard, queues, keys, events)
+}
+
+impl Shard {
+    pub(crate) fn seal_step<D: Driver>(&mut self, now: Now, driver: &mut D) {
+        self.mark_if_due();
+        if self.sealer.failed || self.sealer.writing.is_some() {
+            return;
+        }
+        if self.sealer.build.is_none() {
+            self.start_build(now, driver);
+        }
+        let Some(mut build) = self.sealer.build.take() else { return };
+        if build.step(&self.units, &mut self.queues) {
+            self.write_run(build, driver);
+        } else {
+            self.sealer.build = Some(build);
+        }
+    }
+
+    fn mark_if_due(&mut self) {
+        let last = self.sealer.marks.back().copied().unwrap_or(self.sealer.sealed);
+        let units = self.units.appended() - last.sequence;
+        let bytes = self.log.tail() - last.position;
+        let due = units >= self.config.run_units || bytes >= self.config.run_log_bytes;
+        if due || (self.sealer.seal_all && bytes > 0) {
+            let (sequence, position) = (self.units.appended(), self.log.tail());
+            self.sealer.mark(sequence, position, self.keys.len(), self.events.len());
+        }
+    }
+
+    fn start_build<D: Driver>(&mut self, now: Now, driver: &mut D) {
+        let Some(mark) = self.sealer.marks.front().copied() else { return };
+        if self.log.synced() < mark.position {
+            let base = self.token(TokenKind::Log, 0);
+            if self.log.written() >= mark.position {
+                self.log.start_flush(now, driver, base);
+            }
+            return;
+        }
+        self.sealer.marks.pop_front();
+        self.sealer.build = Some(Build::new(self.sealer.sealed, mark));
+    }
+
+    fn write_run<D: Driver>(&mut self, build: Build, driver: &mut D) {
+        let mark = build.mark;
+        let (content, touched) = build.into_content(
+            self.config.number,
+            &mut self.queues,
+            &self.keys,
+            &self.events,
+        );
+        let (meta, queues) = (content.meta.clone(), content.queues.clone());
+        let path = self.config.run_dir.join(run::file_name(self.config.number, meta.start));
+        let target = path.clone();
+        let job = FileJob::Call(Box::new(move |storage: &D::Storage| {
+            let (bytes, meta) = run::encode(content);
+            let file = run::write(storage, &target, &bytes)?;
+            Ok(JobOutcomeOf::FileWith(file, meta.to_bytes()))
+        }));
+        driver.file_job(job, self.token(TokenKind::Run, 0));
+        self.sealer.writing = Some((mark, touched, queues, meta));
+    }
+
+    pub(crate) fn on_run_written(&mut self, result: io::Result<JobOutcome>) {
+        let Some((mark, touched, queues, meta)) = self.sealer.writing.take() else { return };
+        let path = self.config.run_dir.join(run::file_name(self.config.number, meta.start));
+        let (file, meta) = match result {
+            Ok(JobOutcome::FileWith(file, bytes)) => (file, meta.completed_from(&bytes)),
+            Ok(_) => return,
+            Err(source) => {
+                // The log is untouched: the range is read again at the next start. Sealing stops,
+                // and appends are refused once the unit ring is full.
+                let error = StoreError::file("write run", path, source);
+                tracing::error!(shard = self.config.number, %error, "sealing stops");
+                self.sealer.failed = true;
+                return;
+            }
+        };
+        install(&queues, &touched, &mut self.queues);
+        let sealed = self.sealer.sealed;
+        self.keys.drain(..((mark.keys - sealed.keys) as usize).min(self.keys.len()));
+        self.events.drain(..((mark.events - sealed.events) as usize).min(self.events.len()));
+        self.units.free_to(mark.sequence);
+        self.sealer.sealed = mark;
+        self.runs.insert(meta.start, Run { meta, file, path });
+    }
+}
