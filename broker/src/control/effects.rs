@@ -1,0 +1,166 @@
+//! What the control task asks its core to do after it handled a request.
+//!
+//! Invariant: the control task itself performs no I/O; it returns effects, in order, and the core
+//! carries them out. A reply that follows a `Save` is sent only after that save is durable.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use wire::body::{SubscriptionGroupConfig, TopicConfig};
+
+use super::subscriptions::GroupSubscriptions;
+use crate::config::{Config, Persist};
+use crate::core::report::ReportQuery;
+
+/// A client connection anywhere in the process: the core that owns it and the id there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct ClientLink {
+    /// Owning core.
+    pub core: u16,
+    /// Connection id on that core.
+    pub connection: u64,
+}
+
+/// Who sent a control request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// Where the answer goes.
+    pub link: ClientLink,
+    /// Remote address of the client.
+    pub peer: SocketAddr,
+}
+
+/// A topic with the shard of each of its queues (index = queue id).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedTopic {
+    /// RocketMQ's topic configuration.
+    pub config: TopicConfig,
+    /// Shard of queue `i`; as long as max(readQueueNums, writeQueueNums) ever was.
+    pub shards: Vec<u16>,
+}
+
+/// One committed offset to set on the owning shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffsetSet {
+    /// Consumer group.
+    pub group: String,
+    /// Topic.
+    pub topic: String,
+    /// Queue id.
+    pub queue_id: i32,
+    /// New committed offset; `None` forgets it.
+    pub offset: Option<i64>,
+}
+
+/// One thing to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send this frame to the origin of the request (or the remembered origin of a relay).
+    Reply {
+        /// Target.
+        to: ClientLink,
+        /// Whole frame.
+        frame: Vec<u8>,
+    },
+    /// Send a frame to some client (notifications, relayed requests).
+    Push {
+        /// Target.
+        to: ClientLink,
+        /// Whole frame.
+        frame: Vec<u8>,
+    },
+    /// Write a control file durably before anything after this effect is done.
+    Save {
+        /// File name below `config/`.
+        name: &'static str,
+        /// Content.
+        bytes: Vec<u8>,
+    },
+    /// Tell every core about a topic.
+    TopicChanged(Arc<PlacedTopic>),
+    /// Tell every core that a topic is gone; shards drop its queues and its offsets.
+    TopicRemoved(Arc<str>),
+    /// Tell every core about a group.
+    GroupChanged(Arc<SubscriptionGroupConfig>),
+    /// Tell every core that a group is gone; with `offsets`, shards forget its offsets.
+    GroupRemoved {
+        /// Group name.
+        group: Arc<str>,
+        /// Whether offsets go too.
+        offsets: bool,
+    },
+    /// Tell every core what a group may not do, as bits by topic (4: read); empty = nothing.
+    ForbiddenChanged {
+        /// Group name.
+        group: Arc<str>,
+        /// Bits by topic.
+        topics: Arc<BTreeMap<String, i32>>,
+    },
+    /// Tell every core the current subscriptions of a group (none left: empty).
+    SubscriptionsChanged(Arc<GroupSubscriptions>),
+    /// Set or forget committed offsets on their shards.
+    SetOffsets(Vec<OffsetSet>),
+    /// Like `SetOffsets`, and also make the next pull of each of these queues begin there (answer
+    /// PULL_OFFSET_MOVED with the new offset), so that a connected consumer follows. Until that
+    /// pull, commits of the group to the queue are answered but not taken.
+    ResetOffsets(Vec<OffsetSet>),
+    /// Tell every core the changed settings, and write them into the config file on a helper
+    /// thread.
+    ConfigChanged {
+        /// All settings after the change.
+        config: Arc<Config>,
+        /// Writes the change into the file; nothing when there is no file.
+        persist: Option<Persist>,
+    },
+    /// Ask every core for a report; then call `Control::take_sample`.
+    Sample(ReportQuery),
+    /// Route this request (a whole frame) again: its topic exists now.
+    Redispatch {
+        /// Who asked.
+        origin: Origin,
+        /// Whole frame.
+        frame: Vec<u8>,
+    },
+    /// Register with the name servers now; with names, only these topics changed.
+    Register {
+        /// Changed topics; empty = everything.
+        topics: Vec<String>,
+    },
+    /// Ask every core for a report; then call `Control::finish` with the same request.
+    NeedReports {
+        /// What to ask.
+        query: ReportQuery,
+        /// The request to finish.
+        request: Box<PendingRequest>,
+    },
+    /// Resolve offsets on the owning shards by time, then call `Control::finish_search`.
+    SearchOffsets {
+        /// Topic.
+        topic: String,
+        /// Queue ids.
+        queue_ids: Vec<i32>,
+        /// Store time in milliseconds; -1 = end of the queue.
+        timestamp: i64,
+        /// The request to finish.
+        request: Box<PendingRequest>,
+    },
+    /// Read a stored record by physical offset, then call `Control::finish_record`.
+    ReadRecord {
+        /// Physical offset.
+        physical_offset: i64,
+        /// The request to finish.
+        request: Box<PendingRequest>,
+    },
+    /// Delete expired segments now (codes 329, 306).
+    CleanExpired,
+}
+
+/// A request that waits for something before it can be answered.
+#[derive(Debug)]
+pub struct PendingRequest {
+    /// Who asked.
+    pub origin: Origin,
+    /// The whole frame as received.
+    pub frame: Vec<u8>,
+}

@@ -1,0 +1,192 @@
+//! Connections of one core: bytes in, frames out of them, bytes out.
+//!
+//! Frames are read straight out of the driver's receive buffer; only the rest of a frame that is
+//! not complete is copied. Answers collect in `out` and leave in one send per turn.
+//!
+//! Invariant: at most one send per connection is under way, and a connection whose peer does not
+//! read is paused at [`OUT_BYTES_PAUSE`] and closed at [`OUT_BYTES_MAX`] (P5).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use shard::runtime::ConnectionId;
+
+/// Unsent bytes at which receiving from a connection stops.
+pub const OUT_BYTES_PAUSE: usize = 8 * 1024 * 1024;
+/// Unsent bytes at which a connection is closed.
+pub const OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Capacity of an output buffer that is kept for reuse.
+const KEPT_BYTES: usize = 1024 * 1024;
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// A client or tool on a broker port.
+    Broker,
+    /// A client or broker on the name server port.
+    NameServer,
+    /// This broker's connection to name server `n`.
+    Registration(usize),
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Remote address.
+    pub peer: SocketAddr,
+    /// Beginning of a frame that is not complete.
+    pub input: Vec<u8>,
+    /// Frames to send.
+    pub out: Vec<u8>,
+    /// Buffer of the last finished send.
+    spare: Vec<u8>,
+    /// Whether a send is under way.
+    pub sending: bool,
+    /// Whether it is in the list of connections with output.
+    pub listed: bool,
+    /// Whether receiving is paused.
+    pub paused: bool,
+    /// Whether it is being closed.
+    pub closing: bool,
+    /// Monotonic time of the last byte in or out, in microseconds.
+    pub active_us: u64,
+}
+
+/// All connections of a core.
+#[derive(Default)]
+pub struct Connections {
+    all: HashMap<u64, Connection>,
+    with_output: Vec<u64>,
+}
+
+/// What has to be done with a connection after output was added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pressure {
+    /// Nothing.
+    None,
+    /// Stop receiving from it.
+    Pause,
+    /// Receive again.
+    Resume,
+    /// Close it.
+    Close,
+}
+
+impl Connections {
+    /// Takes a new connection.
+    pub fn insert(&mut self, id: ConnectionId, purpose: Purpose, peer: SocketAddr, now_us: u64) {
+        let connection = Connection {
+            purpose,
+            peer,
+            input: Vec::new(),
+            out: Vec::new(),
+            spare: Vec::new(),
+            sending: false,
+            listed: false,
+            paused: false,
+            closing: false,
+            active_us: now_us,
+        };
+        self.all.insert(id.0, connection);
+    }
+
+    /// One connection.
+    pub fn get(&self, id: u64) -> Option<&Connection> {
+        self.all.get(&id)
+    }
+
+    /// One connection, to change it.
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Connection> {
+        self.all.get_mut(&id)
+    }
+
+    /// Forgets a connection.
+    pub fn remove(&mut self, id: u64) -> Option<Connection> {
+        self.all.remove(&id)
+    }
+
+    /// Connections held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// All connections.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Connection)> {
+        self.all.iter().map(|(id, connection)| (*id, connection))
+    }
+
+    /// The output buffer of a connection, listed for the next flush; `None` if it is gone.
+    pub fn output(&mut self, id: u64) -> Option<&mut Vec<u8>> {
+        let connection = self.all.get_mut(&id).filter(|connection| !connection.closing)?;
+        if !connection.listed {
+            connection.listed = true;
+            self.with_output.push(id);
+        }
+        Some(&mut connection.out)
+    }
+
+    /// Hands every pending output to `send` and says what else is to be done.
+    pub fn flush(
+        &mut self,
+        mut send: impl FnMut(ConnectionId, Vec<u8>),
+        mut press: impl FnMut(ConnectionId, Pressure),
+    ) {
+        let listed = std::mem::take(&mut self.with_output);
+        for id in &listed {
+            let Some(connection) = self.all.get_mut(id) else { continue };
+            connection.listed = false;
+            let unsent = connection.out.len();
+            if !connection.sending && unsent > 0 {
+                connection.sending = true;
+                let next = std::mem::take(&mut connection.spare);
+                send(ConnectionId(*id), std::mem::replace(&mut connection.out, next));
+            } else if unsent > OUT_BYTES_MAX {
+                connection.closing = true;
+                press(ConnectionId(*id), Pressure::Close);
+            } else if unsent > OUT_BYTES_PAUSE && !connection.paused {
+                connection.paused = true;
+                press(ConnectionId(*id), Pressure::Pause);
+            }
+        }
+        let mut listed = listed;
+        listed.clear();
+        if self.with_output.is_empty() {
+            self.with_output = listed;
+        }
+    }
+
+    /// Takes the buffer of a finished send back.
+    pub fn sent(&mut self, id: u64, mut buffer: Vec<u8>, now_us: u64) -> Pressure {
+        let Some(connection) = self.all.get_mut(&id) else { return Pressure::None };
+        connection.sending = false;
+        connection.active_us = now_us;
+        buffer.clear();
+        if buffer.capacity() <= KEPT_BYTES {
+            connection.spare = buffer;
+        }
+        if !connection.out.is_empty() && !connection.listed {
+            connection.listed = true;
+            self.with_output.push(id);
+        }
+        if connection.paused && connection.out.len() <= OUT_BYTES_PAUSE / 2 {
+            connection.paused = false;
+            return Pressure::Resume;
+        }
+        Pressure::None
+    }
+
+    /// Whether some output has not left yet.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.all.values().any(|connection| connection.sending || !connection.out.is_empty())
+    }
+}

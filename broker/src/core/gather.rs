@@ -1,0 +1,311 @@
+//! Questions to shards: those that need the disk, and those that one core asks all others.
+//!
+//! Invariant: every question is answered once, also when the disk fails; what was to happen with
+//! the answer is kept here meanwhile.
+
+use std::collections::HashMap;
+
+use shard::cold::{Answer, Question};
+use wire::codes::response;
+use wire::header::{Reply, encode_reply};
+use wire::message::{RecordView, properties};
+
+use super::back::BackOrder;
+use super::messages::{Ask, KeyQuery, MeshMessage, ReplyTo, Told};
+use super::report::{OffsetReport, QueueReport, Report, ReportQuery, StoreReport};
+use super::state::State;
+
+/// Mark of the tokens of questions (pulls have none of the two top bits).
+pub const ASK_TOKEN: u64 = 1 << 62;
+
+/// What happens with an answer.
+#[derive(Debug)]
+pub enum Then {
+    /// Answer a client with the offset.
+    AnswerOffset(ReplyTo),
+    /// Answer a client with the record.
+    AnswerView(ReplyTo),
+    /// Tell a gathering core the offset of a queue.
+    TellOffset {
+        /// Core.
+        core: usize,
+        /// Gathering.
+        gather: u64,
+        /// Queue id.
+        queue_id: i32,
+        /// Oldest offset.
+        min: i64,
+        /// End offset.
+        max: i64,
+    },
+    /// Tell a gathering core the record.
+    TellRecord {
+        /// Core.
+        core: usize,
+        /// Gathering.
+        gather: u64,
+    },
+    /// Tell a gathering core the records that really have the key.
+    TellKey {
+        /// Core.
+        core: usize,
+        /// Gathering.
+        gather: u64,
+        /// What was asked.
+        query: std::sync::Arc<KeyQuery>,
+    },
+    /// Send the record back for retry.
+    Back(Box<BackOrder>),
+}
+
+/// A question waiting for the disk.
+#[derive(Debug)]
+pub struct ColdAsk {
+    /// What happens with the answer.
+    pub then: Then,
+    /// Local shard.
+    pub local: usize,
+}
+
+/// All questions waiting for the disk.
+#[derive(Default)]
+pub struct ColdAsks {
+    asks: HashMap<u64, ColdAsk>,
+    next: u64,
+}
+
+impl State {
+    /// Asks a shard something that may need the disk.
+    pub fn ask_cold(&mut self, local: usize, question: Question, ask: ColdAsk) {
+        self.cold_asks.next += 1;
+        let token = ASK_TOKEN | (self.cold_asks.next & (ASK_TOKEN - 1));
+        let asked = self.shards.get_mut(local).is_some_and(|l| l.shard.ask(token, question));
+        if asked {
+            self.cold_asks.asks.insert(token, ask);
+        } else {
+            let reason = "too many cold reads wait; try again".to_owned();
+            self.then(ask.then, Answer::Failed(reason));
+        }
+    }
+
+    /// Takes an answer of a shard.
+    pub fn on_cold_answer(&mut self, token: u64, answer: Answer) {
+        if token & ASK_TOKEN == 0 {
+            return self.on_cold_pull(token, answer);
+        }
+        if let Some(ask) = self.cold_asks.asks.remove(&token) {
+            self.then(ask.then, answer);
+        }
+    }
+
+    /// Uses an offset that was found without the disk.
+    pub fn found_offset(&mut self, then: Then, offset: i64) {
+        self.then(then, Answer::Offset(offset));
+    }
+
+    fn then(&mut self, then: Then, answer: Answer) {
+        match (then, answer) {
+            (Then::AnswerOffset(reply), Answer::Offset(offset)) => {
+                self.answer_number(&reply, "offset", offset);
+            }
+            (Then::AnswerOffset(reply) | Then::AnswerView(reply), Answer::Failed(reason)) => {
+                let remark = format!("disk: read failed: {reason}");
+                self.answer(&reply, response::SYSTEM_ERROR, Some(&remark));
+            }
+            (Then::AnswerView(reply), Answer::Records(records)) => {
+                self.answer_record(&reply, records.first());
+            }
+            (Then::TellOffset { core, gather, queue_id, min, max }, answer) => {
+                let offset = if let Answer::Offset(offset) = answer { offset } else { min };
+                let told = Told::Offset(queue_id, offset, min, max);
+                self.send_to(core, MeshMessage::Told { gather, told });
+            }
+            (Then::TellRecord { core, gather }, answer) => {
+                let record = match answer {
+                    Answer::Records(records) => records.into_iter().next(),
+                    _ => None,
+                };
+                self.send_to(core, MeshMessage::Told { gather, told: Told::Record(record) });
+            }
+            (Then::TellKey { core, gather, query }, answer) => {
+                let mut records = match answer {
+                    Answer::Records(records) => records,
+                    _ => Vec::new(),
+                };
+                records.retain(|record| has_key(record, &query));
+                records.truncate(query.records_max);
+                self.send_to(core, MeshMessage::Told { gather, told: Told::Records(records) });
+            }
+            (Then::Back(order), answer) => self.on_back_record(*order, answer),
+            (Then::AnswerOffset(reply) | Then::AnswerView(reply), _) => {
+                self.answer(&reply, response::SYSTEM_ERROR, Some("unexpected answer of the store"));
+            }
+        }
+    }
+
+    fn answer_record(&mut self, reply: &ReplyTo, record: Option<&Vec<u8>>) {
+        let Some(record) = record else {
+            let remark = "can not find message by the offset";
+            return self.answer(reply, response::SYSTEM_ERROR, Some(remark));
+        };
+        let mut frame = Vec::with_capacity(record.len() + 256);
+        let head = Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: &[] };
+        encode_reply(&mut frame, reply.serialization, &head, record);
+        self.deliver(reply.link, &frame);
+    }
+
+    /// Answers another core's question.
+    pub fn on_ask(&mut self, from: usize, gather: u64, ask: Ask) {
+        match ask {
+            Ask::Report(query) => {
+                let told = Told::Report(Box::new(self.report(&query)));
+                self.send_to(from, MeshMessage::Told { gather, told });
+            }
+            Ask::Offset { topic, queue_id, timestamp } => {
+                let home = usize::try_from(queue_id)
+                    .ok()
+                    .and_then(|id| self.directory.topics.get(&*topic)?.homes.get(id).copied());
+                let local = home.and_then(|home| self.local_shard(home.shard));
+                let (Some(home), Some(local)) = (home, local) else {
+                    let told = Told::Offset(queue_id, 0, 0, 0);
+                    return self.send_to(from, MeshMessage::Told { gather, told });
+                };
+                let bounds = self.shards.get(local).and_then(|l| l.shard.bounds(home.index));
+                let (min, max) = bounds.map_or((0, 0), |(min, max)| (min as i64, max as i64));
+                let then = Then::TellOffset { core: from, gather, queue_id, min, max };
+                if timestamp < 0 {
+                    return self.found_offset(then, max);
+                }
+                self.find_offset(local, home.index, timestamp, true, then);
+            }
+            Ask::Record { physical_offset } => {
+                let shard = shard::address::split(physical_offset).map(|(shard, _)| shard);
+                let then = Then::TellRecord { core: from, gather };
+                match shard.and_then(|shard| self.local_shard(shard)) {
+                    Some(local) => {
+                        let question = Question::Record { physical_offset };
+                        self.ask_cold(local, question, ColdAsk { then, local });
+                    }
+                    None => self.then(then, Answer::Records(Vec::new())),
+                }
+            }
+            Ask::Key(query) => {
+                let hash = shard::run::key_hash(query.topic.as_bytes(), query.key.as_bytes());
+                for local in 0..self.shards.len() {
+                    let question = Question::Key {
+                        hash,
+                        from_ms: query.from_ms,
+                        to_ms: query.to_ms,
+                        candidates_max: query.records_max * 4,
+                    };
+                    let then = Then::TellKey { core: from, gather, query: query.clone() };
+                    self.ask_cold(local, question, ColdAsk { then, local });
+                }
+            }
+        }
+    }
+
+    /// What this core's shards have to tell.
+    fn report(&self, query: &ReportQuery) -> Report {
+        let mut report = Report { core: self.core, ..Report::default() };
+        let wanted = |topic: &str| {
+            query.topics.as_ref().is_none_or(|topics| topics.iter().any(|name| name == topic))
+        };
+        for local in &self.shards {
+            let shard = &local.shard;
+            if query.queues {
+                for (index, queue) in shard.queues().iter().filter(|(_, q)| wanted(&q.topic)) {
+                    report.queues.push(QueueReport {
+                        topic: queue.topic.to_string(),
+                        queue_id: queue.queue_id,
+                        shard: shard.number(),
+                        min_offset: queue.min_offset as i64,
+                        max_offset: queue.readable as i64,
+                        first_store_timestamp: shard.first_store_timestamp(index),
+                        last_store_timestamp: queue.last_store_timestamp,
+                    });
+                }
+            }
+            if query.offsets {
+                let group = query.group.as_deref();
+                let offsets = shard.offsets().iter();
+                for (topic, name, entry) in offsets.filter(|(topic, ..)| wanted(topic)) {
+                    if group.is_some_and(|group| group != name) || entry.offset < 0 {
+                        continue;
+                    }
+                    let last_timestamp = shard.queues().find(topic, entry.queue_id).and_then(|at| {
+                        let before = u64::try_from(entry.offset - 1).ok()?;
+                        shard.store_timestamp_in_memory(at, before)
+                    });
+                    report.offsets.push(OffsetReport {
+                        group: name.to_owned(),
+                        topic: topic.to_owned(),
+                        queue_id: entry.queue_id,
+                        offset: entry.offset,
+                        pull_offset: entry.pull_offset,
+                        last_timestamp: last_timestamp.unwrap_or(0),
+                    });
+                }
+            }
+            if query.store {
+                report.stores.push(store_report(local));
+            }
+        }
+        if query.store
+            && let Some(first) = report.stores.first_mut()
+        {
+            first.get_messages = self.counters.get_messages;
+            first.get_found = self.counters.get_found;
+            first.get_missed = self.counters.get_missed;
+            first.get_bytes = self.counters.get_bytes;
+            for (topic, entry) in &self.directory.topics {
+                if entry.put.messages > 0 {
+                    first.topic_put.push((topic.to_string(), entry.put.messages, entry.put.bytes));
+                }
+                for (group, got) in &entry.got {
+                    let (topic, group) = (topic.to_string(), group.to_string());
+                    first.group_get.push((topic, group, got.messages, got.bytes));
+                }
+            }
+        }
+        report
+    }
+}
+
+fn store_report(local: &super::state::LocalShard) -> StoreReport {
+    let shard = &local.shard;
+    let (log, counters, number) = (shard.log(), shard.counters(), shard.number());
+    let physical = |position| shard::address::physical(number, position);
+    StoreReport {
+        shard: number,
+        log_min_offset: physical(log.min_position()),
+        log_max_offset: physical(log.tail()),
+        flush_behind_bytes: (log.tail() - log.synced()) as i64,
+        earliest_store_timestamp: shard.earliest_store_timestamp(),
+        put_messages: counters.put_messages,
+        put_bytes: counters.put_bytes,
+        put_refused: counters.put_refused,
+        put_latency_max_us: local.latency.max_us(),
+        put_latency_p99_us: local.latency.quantile_us(0.99),
+        put_latency_p999_us: local.latency.quantile_us(0.999),
+        parked_pulls: shard.parked_held() as u64,
+        refusing: shard.refusing(),
+        delayed: shard.delayed_pending(),
+        ..StoreReport::default()
+    }
+}
+
+/// Whether a record is of the topic and really has the key (its hash alone proves nothing).
+fn has_key(record: &[u8], query: &KeyQuery) -> bool {
+    let Ok(view) = RecordView::parse(record) else { return false };
+    if view.topic() != query.topic.as_bytes() {
+        return false;
+    }
+    let stored = view.properties();
+    let is_unique = properties::get_str(stored, properties::UNIQ_KEY) == Some(&query.key);
+    if query.unique || is_unique {
+        return is_unique;
+    }
+    let keys = properties::get_str(stored, properties::KEYS).unwrap_or_default();
+    keys.split(' ').any(|word| word == query.key)
+}

@@ -1,0 +1,31 @@
+//! The cores: threads that own connections and shards, and the life of the process around them.
+//!
+//! Invariant: after start-up the main thread only waits for signals; all work is done on core
+//! threads, which share nothing but the mesh rings.
+
+pub mod back;
+pub mod connections;
+pub mod control_task;
+pub mod directory;
+pub mod dispatch;
+pub mod gather;
+pub mod jobs;
+pub mod latency;
+pub mod messages;
+pub mod namesrv_task;
+pub mod pull;
+pub mod pulls;
+pub mod queue_requests;
+pub mod registrar;
+pub mod replies;
+pub mod report;
+pub mod retention;
+pub mod send;
+pub mod start;
+pub mod state;
+pub mod store;
+pub mod threads;
+pub mod turn;
+pub mod unique;
+
+pub use self::threads::run;

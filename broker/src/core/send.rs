@@ -1,0 +1,375 @@
+//! The send path: from a request to a record in the shard's ring and an answer behind its watermark.
+//!
+//! Read it in this order: [`State::on_send`] finds the queue and its home, [`State::append_single`]
+//! puts the message into the ring, [`State::finish_send`] lets the answer go as soon as the shard's
+//! watermark allows it.
+//!
+//! Invariant: whatever is refused was not stored, and whatever is acknowledged is as durable as the
+//! flush mode promises (P1).
+
+use shard::queue::QueueIndex;
+use shard::{Appended, NewMessage};
+use wire::codes::{request, response};
+use wire::header::{ExtValue, FieldError, Header, Reply, encode_reply};
+use wire::message::{PROPERTIES_BYTES_MAX, batch, ids, properties, sysflag, tags};
+use wire::requests::SendRequest;
+
+use super::messages::ReplyTo;
+use super::state::State;
+use crate::control::effects::Origin;
+use crate::control::names;
+
+/// What the properties of a message ask the broker for.
+#[derive(Clone, Copy, Default)]
+struct Wishes {
+    delay_level: i32,
+    tags_code: i64,
+    transaction: bool,
+    timer: bool,
+    unique: Option<(usize, usize)>,
+    keys: Option<(usize, usize)>,
+}
+
+/// A request and where it goes.
+struct Target {
+    local: usize,
+    queue: QueueIndex,
+    queue_id: i32,
+}
+
+fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
+    (value.as_ptr() as usize - stored.as_ptr() as usize, value.len())
+}
+
+fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
+    stored.get(at..at + len).unwrap_or_default()
+}
+
+/// Reads what matters out of a property string, in one pass.
+fn wishes(stored: &[u8]) -> Wishes {
+    let mut found = Wishes::default();
+    for (name, value) in properties::iter(stored) {
+        match name {
+            b"TAGS" => found.tags_code = tags::tags_code(std::str::from_utf8(value).ok()),
+            b"KEYS" => found.keys = Some(place(stored, value)),
+            b"UNIQ_KEY" => found.unique = Some(place(stored, value)),
+            b"DELAY" => {
+                let level = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                found.delay_level = level.unwrap_or(0);
+            }
+            b"TRAN_MSG" => found.transaction = value == b"true",
+            b"TIMER_DELAY_SEC" | b"TIMER_DELAY_MS" | b"TIMER_DELIVER_MS" => found.timer = true,
+            _ => {}
+        }
+    }
+    found
+}
+
+fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
+    if header.code == request::SEND_MESSAGE {
+        SendRequest::decode_long(&header.ext)
+    } else {
+        SendRequest::decode_short(&header.ext)
+    }
+}
+
+impl State {
+    /// Handles a send (codes 10, 310, 320).
+    pub fn on_send(
+        &mut self,
+        origin: &Origin,
+        reply: &ReplyTo,
+        header: &Header<'_>,
+        whole: &[u8],
+        body: &[u8],
+        chosen: Option<i32>,
+    ) {
+        let request = match decode(header) {
+            Ok(request) => request,
+            Err(error) => {
+                return self.answer(reply, response::SYSTEM_ERROR, Some(&error.to_string()));
+            }
+        };
+        let named = request.topic.to_cow();
+        let dead_letters = self.dead_letter_topic(&named, &request);
+        let topic = dead_letters.as_deref().unwrap_or(&named);
+        let wanted = if dead_letters.is_some() { 0 } else { chosen.unwrap_or(request.queue_id) };
+        if !self.directory.topics.contains_key(topic) || !names::is_sendable(topic) {
+            return self.to_creation(origin, whole);
+        }
+        let is_batch = header.code == request::SEND_BATCH_MESSAGE || request.batch;
+        if let Err((code, remark)) = self.check_send(&request, topic, body, is_batch) {
+            return self.answer(reply, code, Some(&remark));
+        }
+        let (queue_id, home) = match self.choose_queue(topic, wanted) {
+            Ok(found) => found,
+            Err(remark) => return self.answer(reply, response::INVALID_PARAMETER, Some(&remark)),
+        };
+        if self.sent_on(home.shard, origin, reply, whole, Some(queue_id)) {
+            return;
+        }
+        let Some(local) = self.local_shard(home.shard) else { return };
+        let target = Target { local, queue: home.index, queue_id };
+        if is_batch {
+            self.append_batch(origin, reply, &request, body, &target);
+        } else {
+            self.append_single(origin, reply, &request, body, &target);
+        }
+    }
+
+    /// A send to a retry topic that has used up its deliveries goes to the dead letters.
+    fn dead_letter_topic(&self, topic: &str, request: &SendRequest<'_>) -> Option<String> {
+        let group = topic.strip_prefix(names::RETRY_PREFIX)?;
+        let config = self.directory.groups.get(group)?;
+        let most = request.max_reconsume_times.unwrap_or(config.retry_max_times);
+        (request.reconsume_times > most).then(|| format!("{}{group}", names::DLQ_PREFIX))
+    }
+
+    fn check_send(
+        &self,
+        request: &SendRequest<'_>,
+        topic: &str,
+        body: &[u8],
+        is_batch: bool,
+    ) -> Result<(), (i32, String)> {
+        let illegal = |remark: String| Err((response::MESSAGE_ILLEGAL, remark));
+        if self.hot.permission & wire::body::PERM_WRITE == 0 {
+            let remark = "this broker takes no messages (brokerPermission)".to_owned();
+            return Err((response::NO_PERMISSION, remark));
+        }
+        let most = self.hot.message_bytes_max;
+        if body.len() > most {
+            return illegal(format!("body of {} bytes, bound {most} (maxMessageSize)", body.len()));
+        }
+        let properties_bytes = request.properties.map_or(0, |text| text.bytes_max());
+        if properties_bytes > PROPERTIES_BYTES_MAX * 6 {
+            return illegal(format!("properties over {PROPERTIES_BYTES_MAX} bytes"));
+        }
+        if is_batch && topic.starts_with(names::RETRY_PREFIX) {
+            return illegal("a batch cannot be sent to a retry topic".to_owned());
+        }
+        if sysflag::transaction_type(request.sys_flag) == sysflag::TRANSACTION_PREPARED {
+            let remark = "transactional messages are not supported by this version".to_owned();
+            return Err((response::NO_PERMISSION, remark));
+        }
+        Ok(())
+    }
+
+    fn choose_queue(
+        &mut self,
+        topic: &str,
+        wanted: i32,
+    ) -> Result<(i32, super::directory::QueueHome), String> {
+        let Some(entry) = self.directory.topics.get_mut(topic) else {
+            return Err("no such topic".to_owned());
+        };
+        let bound = entry.config.write_queue_nums.max(entry.config.read_queue_nums);
+        if wanted >= bound {
+            return Err(format!("queueId {wanted} of topic {topic}, bound {bound}"));
+        }
+        let queue_id = if wanted >= 0 {
+            wanted
+        } else {
+            entry.next_queue = entry.next_queue.wrapping_add(1);
+            (entry.next_queue % entry.config.write_queue_nums.max(1) as u32) as i32
+        };
+        match entry.homes.get(queue_id as usize) {
+            Some(home) => Ok((queue_id, *home)),
+            None => Err(format!("queueId {queue_id} of topic {topic} has no home")),
+        }
+    }
+
+    fn append_single(
+        &mut self,
+        origin: &Origin,
+        reply: &ReplyTo,
+        request: &SendRequest<'_>,
+        body: &[u8],
+        target: &Target,
+    ) {
+        let stored = &mut self.scratch.properties;
+        stored.clear();
+        if let Some(text) = request.properties {
+            text.append_to(stored);
+        }
+        if stored.len() > PROPERTIES_BYTES_MAX {
+            let remark =
+                format!("properties of {} bytes, bound {PROPERTIES_BYTES_MAX}", stored.len());
+            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+        }
+        if properties::needs_separator(stored) {
+            stored.push(properties::ENTRY_SEPARATOR);
+        }
+        let mut found = wishes(stored);
+        if found.transaction || found.timer {
+            let kind = if found.timer { "timer" } else { "transactional" };
+            let remark = format!("{kind} messages are not supported by this version");
+            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+        }
+        if found.unique.is_none() {
+            found.unique = Some(super::unique::append_unique_key(stored, self.store_host, self.now));
+        }
+        let Some(local) = self.shards.get_mut(target.local) else { return };
+        if found.delay_level > 0 {
+            let topic = local.shard.queues().get(target.queue).map_or("", |queue| &*queue.topic);
+            properties::append(stored, properties::REAL_TOPIC, topic);
+            properties::append(stored, properties::REAL_QUEUE_ID, &target.queue_id.to_string());
+        }
+        let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
+        let message = NewMessage {
+            queue: target.queue,
+            flag: request.flag,
+            sys_flag: request.sys_flag,
+            born_timestamp: request.born_timestamp,
+            born_host: origin.peer,
+            reconsume_times: request.reconsume_times,
+            prepared_transaction_offset: 0,
+            body,
+            properties: &parts,
+            tags_code: found.tags_code,
+            unique_key: found.unique.map(|place| cut(place, stored)),
+            keys: found.keys.map(|place| cut(place, stored)),
+        };
+        let appended = if found.delay_level > 0 {
+            local.shard.append_delayed(self.now, message, found.delay_level)
+        } else {
+            local.shard.append(self.now, &message)
+        };
+        match appended {
+            Ok(appended) => {
+                self.count_put(target, 1, body.len());
+                self.scratch.ids.clear();
+                let host = self.store_host;
+                ids::offset_msg_id(&mut self.scratch.ids, host, appended.physical_offset);
+                let unique = found.unique.unwrap_or_default();
+                self.finish_send(reply, target, &appended, Some(unique));
+            }
+            Err(refusal) => self.refuse(reply, &refusal),
+        }
+    }
+
+    fn append_batch(
+        &mut self,
+        origin: &Origin,
+        reply: &ReplyTo,
+        request: &SendRequest<'_>,
+        body: &[u8],
+        target: &Target,
+    ) {
+        let (mut count, mut bytes) = (0, 0);
+        for message in batch::iter(body) {
+            let problem = match message {
+                Ok(message) if message.properties.len() > PROPERTIES_BYTES_MAX => {
+                    format!("message {count} of the batch: properties over {PROPERTIES_BYTES_MAX} bytes")
+                }
+                Ok(message) if wishes(message.properties).delay_level > 0 => {
+                    format!("message {count} of the batch is delayed; send it alone")
+                }
+                Ok(message) => {
+                    count += 1;
+                    bytes += (message.body.len() + message.properties.len() + 512) as u64;
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            };
+            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&problem));
+        }
+        if count == 0 {
+            return self.answer(reply, response::MESSAGE_ILLEGAL, Some("the batch is empty"));
+        }
+        let Some(local) = self.shards.get_mut(target.local) else { return };
+        if let Err(refusal) = local.shard.check_room(count, bytes, self.now) {
+            return self.refuse(reply, &refusal);
+        }
+        self.scratch.ids.clear();
+        let mut first: Option<Appended> = None;
+        let mut end = 0;
+        for message in batch::iter(body).flatten() {
+            let found = wishes(message.properties);
+            let new = NewMessage {
+                queue: target.queue,
+                flag: message.flag,
+                sys_flag: request.sys_flag,
+                born_timestamp: request.born_timestamp,
+                born_host: origin.peer,
+                reconsume_times: request.reconsume_times,
+                prepared_transaction_offset: 0,
+                body: message.body,
+                properties: &[message.properties],
+                tags_code: found.tags_code,
+                unique_key: found.unique.map(|place| cut(place, message.properties)),
+                keys: found.keys.map(|place| cut(place, message.properties)),
+            };
+            match local.shard.append(self.now, &new) {
+                Ok(appended) => {
+                    if first.is_some() {
+                        self.scratch.ids.push(b',');
+                    }
+                    let host = self.store_host;
+                    ids::offset_msg_id(&mut self.scratch.ids, host, appended.physical_offset);
+                    end = appended.end;
+                    first.get_or_insert(appended);
+                }
+                Err(refusal) => return self.refuse(reply, &refusal),
+            }
+        }
+        if let Some(first) = first {
+            self.count_put(target, count, body.len());
+            self.scratch.properties.clear();
+            self.finish_send(reply, target, &Appended { end, ..first }, None);
+        }
+    }
+
+    fn count_put(&mut self, target: &Target, messages: u64, bytes: usize) {
+        let queue = self
+            .shards
+            .get(target.local)
+            .and_then(|local| local.shard.queues().get(target.queue));
+        if let Some(entry) = queue.and_then(|queue| self.directory.topics.get_mut(&*queue.topic)) {
+            entry.put.messages += messages;
+            entry.put.bytes += bytes as u64;
+        }
+    }
+
+    /// Encodes the answer of a send; it leaves now or when the watermark has passed the message.
+    /// The message ids are in the id scratch, the unique key in the property scratch.
+    fn finish_send(
+        &mut self,
+        reply: &ReplyTo,
+        target: &Target,
+        appended: &Appended,
+        unique: Option<(usize, usize)>,
+    ) {
+        if reply.oneway {
+            return;
+        }
+        let mut frame = std::mem::take(&mut self.scratch.reply);
+        frame.clear();
+        let unique = unique.map_or(&[] as &[u8], |place| cut(place, &self.scratch.properties));
+        let ext = [
+            ("MSG_REGION", ExtValue::Str(&self.hot.region)),
+            ("TRACE_ON", ExtValue::Str(if self.hot.trace_on { "true" } else { "false" })),
+            ("msgId", ExtValue::Str(std::str::from_utf8(&self.scratch.ids).unwrap_or_default())),
+            ("queueId", ExtValue::Int(i64::from(target.queue_id))),
+            ("queueOffset", ExtValue::Int(appended.queue_offset)),
+            ("transactionId", ExtValue::Str(std::str::from_utf8(unique).unwrap_or_default())),
+        ];
+        let fields = ext.get(..ext.len() - usize::from(unique.is_empty())).unwrap_or(&ext);
+        let head = Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: fields };
+        encode_reply(&mut frame, reply.serialization, &head, &[]);
+        self.reply_at(reply, target.local, appended.end, &frame);
+        self.scratch.reply = frame;
+    }
+
+    /// Lets an encoded answer go once the shard's watermark reaches `end`.
+    pub fn reply_at(&mut self, reply: &ReplyTo, local: usize, end: u64, frame: &[u8]) {
+        let now_us = self.now.monotonic_us;
+        let Some(shard) = self.shards.get_mut(local) else { return };
+        if shard.replies.is_empty() && shard.shard.watermark() >= end {
+            shard.latency.record(1);
+            self.deliver(reply.link, frame);
+        } else {
+            shard.replies.push(end, *reply, now_us, frame);
+        }
+    }
+}

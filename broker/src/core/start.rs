@@ -1,0 +1,296 @@
+//! From a run plan to running cores: recover the shards, open what they need, start the threads.
+//!
+//! Invariant: the store's epoch is saved between recovery and the formatting of new buffers, and
+//! nothing listens before every shard is open.
+
+use std::path::{Path, PathBuf};
+
+use shard::address;
+use shard::io::Storage as _;
+use shard::io::real::{DirectMode, RealStorage};
+use shard::memory::{LockedRing, RingSpec};
+use shard::recovery::{Recovered, RecoverySetup, SavedOffset, recover};
+use shard::runtime::uring::LogPort;
+use shard::{AckPoint, ShardConfig};
+
+use super::control_task::OFFSETS_FILE;
+use super::state::CoreError;
+use super::store::{StoreIdentity, buffer_path};
+use crate::cli::RunPlan;
+use crate::config::Config;
+use crate::config::value::{self, FlushDiskType};
+use crate::health::Health;
+use crate::settings;
+
+/// Slots of recent queue units per shard.
+const UNITS_MAX: usize = 1 << 18;
+/// Units that make a run.
+const RUN_UNITS: u64 = 1 << 16;
+/// Log bytes that make a run: what recovery reads at most after a kill.
+const RUN_LOG_BYTES: u64 = 128 << 20;
+
+/// The store of this process, recovered.
+pub struct OpenStore {
+    /// Identity.
+    pub identity: StoreIdentity,
+    /// Shards by number.
+    pub shards: Vec<Recovered<RealStorage>>,
+    /// The files.
+    pub storage: RealStorage,
+    /// Root directory.
+    pub root: PathBuf,
+    /// Directory of surviving buffers.
+    pub buffer_dir: Option<PathBuf>,
+    /// Keeps the store locked.
+    pub lock: std::fs::File,
+}
+
+/// Address that is stored with records and told in message ids.
+pub fn store_host(config: &Config) -> Result<std::net::SocketAddr, CoreError> {
+    let (host, port) = (&config.broker_ip1, config.listen_port);
+    let resolved = host.resolve(port).map_err(|source| CoreError::Machine {
+        what: format!("brokerIP1={}: cannot be resolved", host.as_str()),
+        source,
+    })?;
+    resolved.first().copied().ok_or_else(|| {
+        CoreError::Other(format!("brokerIP1={}: has no address", host.as_str()))
+    })
+}
+
+fn shard_config(
+    config: &Config,
+    number: u16,
+    segment_bytes: u64,
+    host: std::net::SocketAddr,
+) -> ShardConfig {
+    let root = config.store_path_root.as_path();
+    let levels = config.message_delay_levels.delays_ms();
+    ShardConfig {
+        number,
+        local: 0,
+        log_dir: config.store_path_commit_log.as_path().to_path_buf(),
+        run_dir: root.join("consumequeue"),
+        segment_bytes,
+        units_max: UNITS_MAX,
+        run_units: RUN_UNITS,
+        run_log_bytes: RUN_LOG_BYTES,
+        parked_max: config.parked_pulls_max as usize,
+        delay_levels_ms: levels.iter().map(|ms| i64::try_from(*ms).unwrap_or(i64::MAX)).collect(),
+        store_host: host,
+        disk_stop_percent: config.disk_warning_percent,
+    }
+}
+
+/// Opens and recovers the store.
+pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreError> {
+    let config = &plan.config;
+    let root = config.store_path_root.as_path().to_path_buf();
+    let direct = if plan.granted.direct { config.direct } else { value::Need::Auto };
+    let mode = if direct == value::Need::Require { DirectMode::Require } else { DirectMode::Auto };
+    let storage = RealStorage::new(mode);
+    let dirs = [
+        root.clone(),
+        root.join("config"),
+        config.store_path_commit_log.as_path().to_path_buf(),
+        root.join("consumequeue"),
+    ];
+    for dir in &dirs {
+        storage.create_dirs(dir).map_err(|source| CoreError::Machine {
+            what: format!("creating {}", dir.display()),
+            source,
+        })?;
+    }
+    let lock = super::store::lock(&root)?;
+    let wanted = u16::try_from(config.shards).unwrap_or(1).max(1);
+    let segment_bytes = config.segment_bytes.0;
+    let (identity, existed) = StoreIdentity::load_or_new(&root, wanted, segment_bytes)?;
+    if identity.shards > wanted {
+        let (has, asked) = (identity.shards, wanted);
+        tracing::warn!(has, asked, "the store has more shards than asked for; it keeps them");
+    }
+    if existed && identity.segment_bytes != segment_bytes {
+        let (has, asked) = (identity.segment_bytes, segment_bytes);
+        tracing::warn!(has, asked, "the store keeps its segment size (mapedFileSizeCommitLog)");
+    }
+    let host = store_host(config)?;
+    let (offsets, positions) = load_offsets(&root)?;
+    let buffer_dir = plan.granted.buffer_dir.clone();
+    let job = RecoveryJob {
+        config,
+        storage: &storage,
+        identity: &identity,
+        buffer_dir: buffer_dir.as_deref(),
+        offsets: &offsets,
+        positions: &positions,
+        host,
+        health,
+    };
+    let shards = job.run_all()?;
+    Ok(OpenStore { identity, shards, storage, root, buffer_dir, lock })
+}
+
+struct RecoveryJob<'a> {
+    config: &'a Config,
+    storage: &'a RealStorage,
+    identity: &'a StoreIdentity,
+    buffer_dir: Option<&'a Path>,
+    offsets: &'a [SavedOffset],
+    positions: &'a [(u16, u64)],
+    host: std::net::SocketAddr,
+    health: &'a Health,
+}
+
+impl RecoveryJob<'_> {
+    /// Recovers all shards side by side.
+    fn run_all(&self) -> Result<Vec<Recovered<RealStorage>>, CoreError> {
+        let results: Vec<Result<Recovered<RealStorage>, CoreError>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.identity.shards)
+                .map(|number| scope.spawn(move || self.run_one(number)))
+                .collect();
+            let joined = threads.into_iter().map(|thread| {
+                let panicked = || CoreError::Other("recovery of a shard ended early".to_owned());
+                thread.join().unwrap_or_else(|_| Err(panicked()))
+            });
+            joined.collect()
+        });
+        results.into_iter().collect()
+    }
+
+    fn run_one(&self, number: u16) -> Result<Recovered<RealStorage>, CoreError> {
+        let segment_bytes = self.identity.segment_bytes;
+        let survivor = self.buffer_dir.and_then(|dir| self.survivor(dir, number));
+        let told = std::cell::Cell::new((0u64, 0u64));
+        let progress = |done: u64, total: u64| {
+            let (done_before, total_before) = told.get();
+            self.health.add_recovery_total(total.saturating_sub(total_before));
+            self.health.add_recovery_done(done.saturating_sub(done_before));
+            told.set((done.max(done_before), total.max(total_before)));
+        };
+        let clean = self.identity.clean && survivor.is_none();
+        let setup = RecoverySetup {
+            config: shard_config(self.config, number, segment_bytes, self.host),
+            survivor: survivor.as_ref(),
+            in_flight_bytes_max: if clean { 0 } else { self.config.buffer_bytes.0 },
+            saved_offsets: self.offsets.to_vec(),
+            saved_position: self
+                .positions
+                .iter()
+                .find(|(shard, _)| *shard == number)
+                .map_or(0, |(_, position)| *position),
+            progress: &progress,
+        };
+        let recovered = recover(self.storage, setup)?;
+        let report = &recovered.report;
+        for repair in &report.repairs {
+            tracing::warn!(shard = number, "repaired: {repair}");
+        }
+        if report.records > 0 || report.replayed_bytes > 0 {
+            tracing::info!(
+                shard = number,
+                records = report.records,
+                from = report.scanned_from,
+                end = report.end,
+                from_buffer_bytes = report.replayed_bytes,
+                runs = report.runs,
+                stopped_by = report.stopped_by,
+                "log recovered"
+            );
+        }
+        Ok(recovered)
+    }
+
+    /// The write buffer the last process left, if it belongs to this store and its last start.
+    fn survivor(&self, dir: &Path, number: u16) -> Option<LockedRing> {
+        let path = buffer_path(dir, self.identity, number);
+        let bytes = LockedRing::existing_bytes(&path).ok().flatten()?;
+        let spec = RingSpec { path: Some(path), bytes, lock: false };
+        let opened = LockedRing::open(spec).ok().filter(|opened| opened.existed)?;
+        let header = opened.ring.header();
+        let ours = header.store_id() == self.identity.id()
+            && header.epoch() == self.identity.epoch
+            && header.shard() == u32::from(number);
+        if !ours {
+            tracing::warn!(shard = number, "a write buffer of another start was found and left out");
+        }
+        ours.then_some(opened.ring)
+    }
+}
+
+/// The write buffer of a shard for this process.
+pub fn open_ring(
+    config: &Config,
+    identity: &StoreIdentity,
+    buffer_dir: Option<&Path>,
+    number: u16,
+    lock: bool,
+) -> Result<(LockedRing, bool), CoreError> {
+    let bytes = config.buffer_bytes.0 as usize;
+    let path = buffer_dir.map(|dir| buffer_path(dir, identity, number));
+    if let Some(path) = &path
+        && LockedRing::existing_bytes(path).ok().flatten().is_some_and(|had| had != bytes)
+    {
+        // It has been written out by recovery; this process wants another size.
+        let _ = std::fs::remove_file(path);
+    }
+    let spec = RingSpec { path, bytes, lock };
+    let opened = LockedRing::open(spec).map_err(|error| CoreError::Other(error.to_string()))?;
+    opened.ring.format(identity.id(), identity.epoch, u32::from(number));
+    Ok((opened.ring, lock && opened.locked.is_ok()))
+}
+
+/// What acknowledgements wait for.
+#[must_use]
+pub fn ack_point(config: &Config, survives: bool) -> AckPoint {
+    match (config.flush_disk_type, survives) {
+        (FlushDiskType::SyncFlush, _) => AckPoint::Synced,
+        (FlushDiskType::AsyncFlush, true) => AckPoint::Buffered,
+        (FlushDiskType::AsyncFlush, false) => AckPoint::Written,
+    }
+}
+
+/// The way of log writes, with the reason.
+pub fn choose_log_port(
+    config: &Config,
+    storage: &RealStorage,
+    dir: &Path,
+) -> (LogPort, String) {
+    match config.log_port {
+        value::LogPort::Uring => (LogPort::Uring, "io_uring (pinion.logPort)".to_owned()),
+        value::LogPort::Thread => (LogPort::Thread, "writer thread (pinion.logPort)".to_owned()),
+        value::LogPort::Auto => match shard::runtime::probe::probe_log_port(storage, dir) {
+            Ok(probe) => (probe.choice, probe.to_string()),
+            Err(error) => (LogPort::Thread, format!("writer thread (probe failed: {error})")),
+        },
+    }
+}
+
+type SavedOffsets = (Vec<SavedOffset>, Vec<(u16, u64)>);
+
+/// Reads `consumerOffset.json`: offsets, and the log position of each shard it was written at.
+fn load_offsets(root: &Path) -> Result<SavedOffsets, CoreError> {
+    let loaded = settings::load(&root.join("config"), OFFSETS_FILE);
+    let loaded = loaded.map_err(|error| CoreError::Other(error.to_string()))?;
+    let Some(loaded) = loaded else { return Ok((Vec::new(), Vec::new())) };
+    let damaged = |what: String| CoreError::Other(format!("config/{OFFSETS_FILE}: {what}"));
+    let text = wire::body::lenient::to_standard_json(&loaded.bytes)
+        .map_err(|error| damaged(error.to_string()))?;
+    let parsed: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let mut offsets = Vec::new();
+    let tables = parsed.get("offsetTable").and_then(serde_json::Value::as_object);
+    for (key, queues) in tables.into_iter().flatten() {
+        let Some((topic, group)) = key.split_once('@') else { continue };
+        for (queue_id, offset) in queues.as_object().into_iter().flatten() {
+            if let (Ok(queue_id), Some(offset)) = (queue_id.parse(), offset.as_i64()) {
+                let (topic, group) = (topic.to_owned(), group.to_owned());
+                offsets.push(SavedOffset { topic, group, queue_id, offset });
+            }
+        }
+    }
+    let positions = parsed.get("logPositions").and_then(serde_json::Value::as_object);
+    let positions = positions.into_iter().flatten().filter_map(|(shard, offset)| {
+        let (_, position) = address::split(offset.as_i64()?)?;
+        Some((shard.parse().ok()?, position))
+    });
+    Ok((offsets, positions.collect()))
+}

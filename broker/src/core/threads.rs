@@ -1,0 +1,580 @@
+//! Threads of the process: one per core, pinned, and the main thread that waits for signals.
+//!
+//! Invariant: the banner is printed when every core listens; the process ends with status 0 only
+//! after every core has drained.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use shard::io::real::RealStorage;
+use shard::mesh::{BellReader, BellRinger, Mesh, MeshEnd};
+use shard::recovery::Recovered;
+use shard::runtime::Driver as _;
+use shard::runtime::uring::{LogPort, UringConfig, UringDriver};
+use shard::runtime::{COLD_SLOT_BYTES, probe, sys};
+
+use super::connections::Purpose;
+use super::control_task::ControlTask;
+use super::messages::MeshMessage;
+use super::namesrv_task::{KV_FILE, NameServerTask};
+use super::registrar::{Identity, Registrar};
+use super::start::{self, OpenStore};
+use super::state::{CoreError, HotSettings, LocalShard, State};
+use super::store::{StoreIdentity, bytes_below};
+use super::turn::Core;
+use crate::cli::banner::{Banner, BrokerLines};
+use crate::cli::{NamesrvPlan, RunPlan};
+use crate::config::{Config, HealthPort};
+use crate::control::{Control, ControlSetup, SavedTables};
+use crate::health::{Health, HealthServer, Phase};
+use crate::namesrv::{NameServer, NameServerConfig};
+use crate::settings;
+
+/// What a core thread needs.
+struct Seed {
+    core: usize,
+    cpu: Option<usize>,
+    config: Arc<Config>,
+    mesh: MeshEnd<MeshMessage>,
+    bell: Option<BellReader>,
+    shards: Vec<Recovered<RealStorage>>,
+    homes: Arc<Vec<usize>>,
+    storage: RealStorage,
+    identity: Option<StoreIdentity>,
+    buffer_dir: Option<std::path::PathBuf>,
+    log_port: LogPort,
+    lock_memory: bool,
+    store_host: SocketAddr,
+    control: Option<(Control, Registrar, Vec<crate::control::effects::Effect>)>,
+    name_server: Option<(NameServer, std::path::PathBuf, Vec<SocketAddr>)>,
+    broker_listen: Vec<SocketAddr>,
+    stop: Arc<AtomicBool>,
+}
+
+/// Runs what the plan says until a signal comes.
+///
+/// # Errors
+/// When something cannot be opened, bound or recovered.
+pub fn run(plan: RunPlan) -> Result<(), CoreError> {
+    for warning in &plan.granted.warnings {
+        tracing::warn!("{warning}");
+    }
+    let signals = sys::SignalWaiter::new().map_err(|source| machine("waiting for signals", source))?;
+    let _ = sys::raise_open_files_limit();
+    let health = Arc::new(Health::default());
+    health.set_phase(Phase::Recovering);
+    let metrics = Arc::new(std::sync::OnceLock::<String>::new());
+    let server = start_health(&plan, &health, &metrics)?;
+    let store = if plan.broker { Some(start::open_store(&plan, &health)?) } else { None };
+    let stop = Arc::new(AtomicBool::new(false));
+    let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop)?;
+    let (ready, became_ready) = mpsc::channel();
+    let mut threads = Vec::new();
+    for seed in seeds {
+        let ready = ready.clone();
+        let name = format!("core-{}", seed.core);
+        let thread = std::thread::Builder::new().name(name).spawn(move || run_core(seed, &ready));
+        threads.push(thread.map_err(|source| machine("starting a core thread", source))?);
+    }
+    drop(ready);
+    let started = threads.iter().try_for_each(|_| {
+        became_ready.recv().unwrap_or_else(|_| Err(CoreError::Other("a core ended early".to_owned())))
+    });
+    if let Err(error) = started {
+        halt(&stop, &ringers, threads);
+        return Err(error);
+    }
+    health.set_phase(Phase::Serving);
+    print_banner(&plan, server.as_ref(), lines);
+    wait_for_signal(&signals, &threads);
+    health.set_phase(Phase::Draining);
+    tracing::info!("stopping: requests in flight are finished first");
+    let clean = halt(&stop, &ringers, threads);
+    if let Some((mut identity, root, lock)) = identity {
+        identity.clean = clean;
+        identity.save(&root)?;
+        drop(lock);
+    }
+    if clean { Ok(()) } else { Err(CoreError::Other("a core ended early, see the log".to_owned())) }
+}
+
+fn machine(what: &str, source: std::io::Error) -> CoreError {
+    CoreError::Machine { what: what.to_owned(), source }
+}
+
+fn wait_for_signal(signals: &sys::SignalWaiter, threads: &[JoinHandle<bool>]) {
+    loop {
+        match signals.wait(1000) {
+            Ok(Some(_)) => return,
+            Ok(None) if threads.iter().any(JoinHandle::is_finished) => return,
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(%error, "waiting for signals failed");
+                return;
+            }
+        }
+    }
+}
+
+/// Stops all cores; `true` when every one drained.
+fn halt(stop: &AtomicBool, ringers: &[BellRinger], threads: Vec<JoinHandle<bool>>) -> bool {
+    stop.store(true, Ordering::Release);
+    for ringer in ringers {
+        ringer.ring();
+    }
+    threads.into_iter().map(|thread| thread.join().unwrap_or(false)).fold(true, |a, b| a & b)
+}
+
+fn start_health(
+    plan: &RunPlan,
+    health: &Arc<Health>,
+    metrics: &Arc<std::sync::OnceLock<String>>,
+) -> Result<Option<HealthServer>, CoreError> {
+    let (port, must) = match plan.config.health_port {
+        HealthPort::Off => return Ok(None),
+        HealthPort::Auto => (plan.config.listen_port.saturating_add(10), false),
+        HealthPort::Port(port) => (port, true),
+    };
+    let address = plan.config.health_address.resolve(port).ok().and_then(|a| a.first().copied());
+    let Some(address) = address else { return Ok(None) };
+    let metrics = metrics.clone();
+    let text = Arc::new(move || metrics.get().cloned().unwrap_or_default());
+    match HealthServer::start(address, health.clone(), text) {
+        Ok(server) => Ok(Some(server)),
+        Err(source) if must => {
+            Err(CoreError::Listen { address, key: "pinion.healthPort", source })
+        }
+        Err(error) => {
+            tracing::warn!(%address, %error, "health port not opened (pinion.healthPort)");
+            Ok(None)
+        }
+    }
+}
+
+type Held = Option<(StoreIdentity, std::path::PathBuf, std::fs::File)>;
+type Seeds = (Vec<Seed>, Vec<BellRinger>, Option<BrokerLines>, Held);
+
+/// Divides everything among the cores.
+fn seeds(
+    plan: &RunPlan,
+    store: Option<OpenStore>,
+    stop: &Arc<AtomicBool>,
+) -> Result<Seeds, CoreError> {
+    let config = Arc::new(plan.config.clone());
+    let cpus = core_cpus(plan, store.as_ref());
+    let ends = Mesh::build(cpus.len(), config.mesh_slots as usize);
+    let mut ends = ends.map_err(|source| machine("building the mesh", source))?;
+    let mut bells: Vec<Option<BellReader>> = ends.iter_mut().map(MeshEnd::take_bell).collect();
+    let ringers = bells.iter().flatten().map(BellReader::ringer).collect();
+    let shards = store.as_ref().map_or(0, |store| store.shards.len());
+    let homes: Arc<Vec<usize>> = Arc::new((0..shards).map(|shard| shard % cpus.len()).collect());
+    let broker_listen = if plan.broker { broker_addresses(&config)? } else { Vec::new() };
+    let mut name_server = plan.namesrv.as_ref().map(name_server).transpose()?;
+    let store_host = if plan.broker {
+        start::store_host(&config)?
+    } else {
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    };
+    let mut parts = match store {
+        Some(store) => divide_store(plan, &config, store, store_host, &homes, cpus.len())?,
+        None => StoreParts::without(cpus.len()),
+    };
+    let mut seeds = Vec::new();
+    for (core, cpu) in cpus.iter().enumerate().rev() {
+        let (Some(mesh), bell) = (ends.pop(), bells.pop().flatten()) else { break };
+        seeds.push(Seed {
+            core,
+            cpu: plan.granted.pinning.then_some(*cpu),
+            config: config.clone(),
+            mesh,
+            bell,
+            shards: parts.shards.pop().unwrap_or_default(),
+            homes: homes.clone(),
+            storage: parts.storage.clone(),
+            identity: parts.held.as_ref().map(|(identity, ..)| identity.clone()),
+            buffer_dir: parts.buffer_dir.clone(),
+            log_port: parts.log_port,
+            lock_memory: plan.granted.memlock,
+            store_host,
+            control: if core == 0 { parts.control.take() } else { None },
+            name_server: if core == 0 { name_server.take() } else { None },
+            broker_listen: broker_listen.clone(),
+            stop: stop.clone(),
+        });
+    }
+    Ok((seeds, ringers, parts.lines, parts.held))
+}
+
+/// CPUs of the cores: no more than there are shards; the disk's interrupt CPU first.
+fn core_cpus(plan: &RunPlan, store: Option<&OpenStore>) -> Vec<usize> {
+    let shards = store.map_or(1, |store| store.shards.len()).max(1);
+    let mut cpus = plan.config.cores.0.clone();
+    if cpus.is_empty() {
+        cpus.push(0);
+    }
+    cpus.truncate(shards);
+    cpus
+}
+
+struct StoreParts {
+    shards: Vec<Vec<Recovered<RealStorage>>>,
+    storage: RealStorage,
+    held: Held,
+    buffer_dir: Option<std::path::PathBuf>,
+    log_port: LogPort,
+    control: Option<(Control, Registrar, Vec<crate::control::effects::Effect>)>,
+    lines: Option<BrokerLines>,
+}
+
+impl StoreParts {
+    fn without(cores: usize) -> Self {
+        Self {
+            shards: (0..cores).map(|_| Vec::new()).collect(),
+            storage: RealStorage::new(shard::io::real::DirectMode::Auto),
+            held: None,
+            buffer_dir: None,
+            log_port: LogPort::Thread,
+            control: None,
+            lines: None,
+        }
+    }
+}
+
+fn divide_store(
+    plan: &RunPlan,
+    config: &Config,
+    store: OpenStore,
+    host: SocketAddr,
+    homes: &[usize],
+    cores: usize,
+) -> Result<StoreParts, CoreError> {
+    let OpenStore { mut identity, shards, storage, root, buffer_dir, lock } = store;
+    identity.epoch += 1;
+    identity.clean = false;
+    identity.save(&root)?;
+    let (control, effects) = control(config, &identity, &root, host, &shards)?;
+    let registrar = registrar(config)?;
+    let log_dir = config.store_path_commit_log.as_path();
+    let (log_port, why) = start::choose_log_port(config, &storage, log_dir);
+    let lines = broker_lines(plan, config, &identity, &why, buffer_dir.as_ref(), &root);
+    let mut divided: Vec<Vec<Recovered<RealStorage>>> = (0..cores).map(|_| Vec::new()).collect();
+    for (number, shard) in shards.into_iter().enumerate() {
+        let core = homes.get(number).copied().unwrap_or(0);
+        if let Some(part) = divided.get_mut(core) {
+            part.push(shard);
+        }
+    }
+    Ok(StoreParts {
+        shards: divided,
+        storage,
+        held: Some((identity, root, lock)),
+        buffer_dir,
+        log_port,
+        control: Some((control, registrar, effects)),
+        lines: Some(lines),
+    })
+}
+
+fn control(
+    config: &Config,
+    identity: &StoreIdentity,
+    root: &std::path::Path,
+    host: SocketAddr,
+    shards: &[Recovered<RealStorage>],
+) -> Result<(Control, Vec<crate::control::effects::Effect>), CoreError> {
+    let dir = root.join("config");
+    let load = |name: &str| match settings::load(&dir, name) {
+        Ok(loaded) => Ok(loaded.map(|loaded| loaded.bytes)),
+        Err(error) => Err(CoreError::Other(error.to_string())),
+    };
+    let saved = SavedTables {
+        topics: load("topics.json")?,
+        groups: load("subscriptionGroup.json")?,
+        placement: load("placement.json")?,
+        modes: load("messageRequestMode.json")?,
+    };
+    let now_ms = sys::wall_ms();
+    let setup = ControlSetup {
+        shards: identity.shards,
+        config: config.clone(),
+        saved,
+        broker_address: host,
+        now_ms,
+        boot_ms: now_ms,
+    };
+    let (mut control, mut effects) =
+        Control::new(setup).map_err(|error| CoreError::Other(error.to_string()))?;
+    for (number, shard) in shards.iter().enumerate() {
+        for (topic, queue_id) in shard.queues().filter(|(topic, _)| *topic != shard::SCHEDULE_TOPIC) {
+            control.topic_recovered(topic, queue_id, number as u16, &mut effects);
+        }
+    }
+    Ok((control, effects))
+}
+
+fn registrar(config: &Config) -> Result<Registrar, CoreError> {
+    let identity = Identity {
+        broker_name: config.broker_name.0.clone(),
+        cluster_name: config.broker_cluster_name.0.clone(),
+        broker_id: config.broker_id as i64,
+        broker_address: config.broker_ip1.with_port(config.listen_port),
+        ha_address: config.broker_ip2.with_port(config.ha_listen_port),
+    };
+    let mut servers = Vec::new();
+    for server in &config.namesrv_addr.0 {
+        let name = server.to_string();
+        match server.host.resolve(server.port) {
+            Ok(addresses) if !addresses.is_empty() => servers.push((name, addresses)),
+            Ok(_) => return Err(CoreError::Other(format!("namesrvAddr={name}: has no address"))),
+            Err(source) => {
+                let what = format!("namesrvAddr={name}: cannot be resolved");
+                return Err(CoreError::Machine { what, source });
+            }
+        }
+    }
+    Ok(Registrar::new(identity, servers))
+}
+
+fn name_server(
+    plan: &NamesrvPlan,
+) -> Result<(NameServer, std::path::PathBuf, Vec<SocketAddr>), CoreError> {
+    let keys = &plan.config;
+    std::fs::create_dir_all(&plan.data)
+        .map_err(|source| machine(&format!("creating {}", plan.data.display()), source))?;
+    let config = NameServerConfig { listen_port: keys.listen_port, ..name_server_config(keys) };
+    let kv = match std::fs::read(plan.data.join(KV_FILE)) {
+        Ok(bytes) => Some(bytes),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(source) => return Err(machine("reading the name server's kvConfig.json", source)),
+    };
+    let server = NameServer::new(config, kv.as_deref(), sys::wall_ms())
+        .map_err(|error| CoreError::Other(error.to_string()))?;
+    let addresses = keys.bind_address.resolve(keys.listen_port);
+    let addresses = addresses.map_err(|source| machine("resolving bindAddress", source))?;
+    check_free(&addresses, "listenPort (--namesrv-port)")?;
+    Ok((server, plan.data.clone(), addresses))
+}
+
+fn name_server_config(keys: &crate::config::NamesrvConfig) -> NameServerConfig {
+    NameServerConfig {
+        order_message_enable: keys.order_message,
+        enable_all_topic_list: keys.enable_all_topic_list,
+        enable_topic_list: keys.enable_topic_list,
+        delete_topic_with_broker_registration: keys.delete_unregistered_topics,
+        return_order_topic_config_to_broker: keys.return_order_config,
+        support_acting_master: keys.support_acting_master,
+        need_wait_for_service: keys.wait_for_service,
+        wait_seconds_for_service: u64::from(keys.wait_for_service_s),
+        scan_not_active_broker_interval_ms: keys.scan_interval_ms,
+        ..NameServerConfig::default()
+    }
+}
+
+/// Addresses of the broker's listeners: the main port and the VIP port two below it.
+fn broker_addresses(config: &Config) -> Result<Vec<SocketAddr>, CoreError> {
+    let mut addresses = Vec::new();
+    for port in [config.listen_port, config.listen_port.saturating_sub(2)] {
+        let found = config.bind_address.resolve(port);
+        let found = found.map_err(|source| machine("resolving bindAddress", source))?;
+        addresses.extend(found.first());
+    }
+    check_free(&addresses, "listenPort")?;
+    Ok(addresses)
+}
+
+/// The cores share their port among themselves; that it is not shared with another process is
+/// found out here.
+fn check_free(addresses: &[SocketAddr], key: &'static str) -> Result<(), CoreError> {
+    for address in addresses {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        loop {
+            match sys::tcp_listener(*address, false) {
+                Ok(_) => break,
+                // The ports of a killed process are freed a moment after it.
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::AddrInUse
+                        && std::time::Instant::now() < deadline =>
+                {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                Err(source) => return Err(CoreError::Listen { address: *address, key, source }),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn broker_lines(
+    plan: &RunPlan,
+    config: &Config,
+    identity: &StoreIdentity,
+    log_port: &str,
+    buffer_dir: Option<&std::path::PathBuf>,
+    root: &std::path::Path,
+) -> BrokerLines {
+    let origin = config.origin_of("brokerIP1").map(ToString::to_string);
+    BrokerLines {
+        name: config.broker_name.0.clone(),
+        cluster: config.broker_cluster_name.0.clone(),
+        id: config.broker_id,
+        listen: config.bind_address.with_port(config.listen_port),
+        advertised: config.broker_ip1.with_port(config.listen_port),
+        advertised_origin: origin.unwrap_or_default(),
+        name_servers: crate::config::value::Value::text(&config.namesrv_addr),
+        shards: u64::from(identity.shards),
+        flush: config.flush_disk_type.to_string(),
+        direct: plan.granted.direct,
+        memlock: plan.granted.memlock,
+        buffer_bytes: config.buffer_bytes.0 * u64::from(identity.shards),
+        pinning: plan.granted.pinning,
+        log_port: log_port.to_owned(),
+        buffer_dir: buffer_dir.cloned(),
+        store: root.to_path_buf(),
+        store_bytes: bytes_below(root),
+        store_messages: None,
+    }
+}
+
+fn print_banner(plan: &RunPlan, server: Option<&HealthServer>, lines: Option<BrokerLines>) {
+    use std::io::Write as _;
+    let config = &plan.config;
+    let namesrv = plan.namesrv.as_ref().map(|plan| {
+        plan.config.bind_address.with_port(plan.config.listen_port)
+    });
+    let banner = Banner {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        namesrv,
+        broker: lines,
+        cores: config.cores.clone(),
+        cores_host: std::thread::available_parallelism().map_or(1, usize::from),
+        config_file: config.file().map(std::path::Path::to_path_buf),
+        health: server.map(|server| server.address().to_string()),
+        start_ms: plan.began.elapsed().as_millis(),
+    };
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(banner.text().as_bytes());
+    let _ = out.flush();
+}
+
+/// The body of a core thread; `true` when it drained.
+fn run_core(seed: Seed, ready: &mpsc::Sender<Result<(), CoreError>>) -> bool {
+    match open_core(seed) {
+        Ok(mut core) => {
+            let _ = ready.send(Ok(()));
+            core.run();
+            true
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            false
+        }
+    }
+}
+
+fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
+    if let Some(cpu) = seed.cpu {
+        probe::pin_to_core(cpu).map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
+    }
+    let config = seed.config.clone();
+    let mut driver = UringDriver::new(UringConfig {
+        core: seed.core,
+        cold_slots: (config.cold_bytes.0 as usize / COLD_SLOT_BYTES).max(4),
+        connections_max: config.connections_max as usize,
+        log_port: seed.log_port,
+        bell: seed.bell.take(),
+        spin_us: config.spin_us,
+        lock_memory: seed.lock_memory,
+        storage: seed.storage.clone(),
+        ..UringConfig::default()
+    })
+    .map_err(|source| machine("setting up io_uring", source))?;
+    let mut shards = Vec::new();
+    for (local, mut recovered) in std::mem::take(&mut seed.shards).into_iter().enumerate() {
+        recovered.set_local(local as u16);
+        shards.push(open_shard(&seed, &config, &mut driver, recovered)?);
+    }
+    let mut listeners = Vec::new();
+    for address in &seed.broker_listen {
+        let listener = driver.listen(*address, true).map_err(|source| CoreError::Listen {
+            address: *address,
+            key: "listenPort",
+            source,
+        })?;
+        listeners.push((listener, Purpose::Broker));
+    }
+    if let Some((_, _, addresses)) = &seed.name_server {
+        for address in addresses {
+            let listener = driver.listen(*address, false).map_err(|source| CoreError::Listen {
+                address: *address,
+                key: "--namesrv-port",
+                source,
+            })?;
+            listeners.push((listener, Purpose::NameServer));
+        }
+    }
+    let stop = seed.stop.clone();
+    let now = driver.refresh_clock();
+    let mut state = new_state(seed, config, shards);
+    state.now = now;
+    state.begin_control();
+    Ok(Core { driver, state, listeners, stop, idle_scanned_us: now.monotonic_us, drain_until_us: None })
+}
+
+fn open_shard(
+    seed: &Seed,
+    config: &Config,
+    driver: &mut UringDriver,
+    recovered: Recovered<RealStorage>,
+) -> Result<LocalShard, CoreError> {
+    let Some(identity) = &seed.identity else {
+        return Err(CoreError::Other("a shard without a store".to_owned()));
+    };
+    let number = recovered.number();
+    let dir = seed.buffer_dir.as_deref();
+    let (ring, _) = start::open_ring(config, identity, dir, number, seed.lock_memory)?;
+    let ack = start::ack_point(config, dir.is_some());
+    let shard = recovered.open(driver, ring, ack, config.flush_interval_ms * 1000)?;
+    Ok(LocalShard {
+        shard,
+        replies: super::replies::WaitingReplies::default(),
+        latency: super::latency::Latency::default(),
+        poison_told: false,
+    })
+}
+
+fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State {
+    let hot = HotSettings::new(&config);
+    let control = seed.control.map(|(control, registrar, effects)| {
+        Box::new(ControlTask::new(control, registrar, effects))
+    });
+    let name_server =
+        seed.name_server.map(|(server, dir, _)| Box::new(NameServerTask::new(server, dir)));
+    State {
+        core: seed.core,
+        now: shard::runtime::Now::default(),
+        hot,
+        net: super::connections::Connections::default(),
+        shards,
+        homes: seed.homes,
+        directory: super::directory::Directory::default(),
+        pulls: super::pulls::PullTable::default(),
+        waiting: (0..seed.mesh.cores()).map(|_| VecDeque::new()).collect(),
+        mesh: seed.mesh,
+        control,
+        name_server,
+        counters: super::state::CoreCounters::default(),
+        scratch: super::state::Scratch::default(),
+        store_host: seed.store_host,
+        stopping: false,
+        malformed_logged_us: 0,
+        to_close: Vec::new(),
+        cold_asks: super::gather::ColdAsks::default(),
+        jobs: super::jobs::Jobs::default(),
+        inbox: Vec::new(),
+        retention: super::retention::RetentionState::default(),
+        config,
+    }
+}

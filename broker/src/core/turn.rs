@@ -1,0 +1,322 @@
+//! The loop of one core: wait for the machine, handle what came, carry out what is due, send.
+//!
+//! Invariant: one turn does bounded work and ends with everything it produced on its way; the
+//! core sleeps in the driver when nothing is due (no idle cost).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use shard::runtime::{Completion, ConnectionId, Driver, ListenerId};
+use wire::codes::response;
+use wire::frame;
+use wire::header::{self, ExtValue, Reply, encode_reply};
+
+use super::connections::{Pressure, Purpose};
+use super::jobs::JOB_TOKEN;
+use super::messages::MeshMessage;
+use super::replies::Waiting;
+use super::state::State;
+
+/// Mesh messages handled per turn.
+const MESH_PER_TURN: usize = 4096;
+/// How often idle connections are looked for, in microseconds.
+const IDLE_SCAN_US: u64 = 10_000_000;
+/// How soon a full mesh ring is tried again, in microseconds.
+const MESH_RETRY_US: u64 = 100;
+
+/// One core.
+pub struct Core<D: Driver> {
+    /// The machine.
+    pub driver: D,
+    /// Everything else.
+    pub state: State,
+    /// Listeners and what their connections are for.
+    pub listeners: Vec<(ListenerId, Purpose)>,
+    /// Set when the process is to stop.
+    pub stop: Arc<AtomicBool>,
+    /// Last look for idle connections.
+    pub idle_scanned_us: u64,
+    /// When draining must end, once it began.
+    pub drain_until_us: Option<u64>,
+}
+
+impl<D: Driver> Core<D> {
+    /// Runs until the process stops and everything is on disk (or draining takes too long).
+    pub fn run(&mut self) {
+        loop {
+            let deadline =
+                if self.state.mesh.has_pending() { Some(0) } else { self.deadline_us() };
+            self.driver.wait(deadline);
+            self.turn();
+            if self.stop.load(Ordering::Acquire) && self.drained() {
+                break;
+            }
+        }
+        for local in &mut self.state.shards {
+            local.shard.finish();
+        }
+    }
+
+    /// One turn.
+    pub fn turn(&mut self) {
+        self.state.now = self.driver.now();
+        while let Some(completion) = self.driver.next() {
+            self.on_completion(completion);
+        }
+        self.drain_mesh();
+        if self.stop.load(Ordering::Acquire) && self.drain_until_us.is_none() {
+            self.begin_stop();
+        }
+        for index in 0..self.state.shards.len() {
+            if let Some(local) = self.state.shards.get_mut(index) {
+                local.shard.turn(self.state.now, &mut self.driver);
+            }
+            self.state.after_shard_turn(index);
+        }
+        self.state.expire_pulls();
+        self.state.control_turn();
+        self.state.name_server_turn();
+        self.state.register_turn(&mut self.driver);
+        self.state.start_jobs(&mut self.driver);
+        self.state.retain_due(&mut self.driver);
+        self.state.flush_mesh();
+        self.flush_connections();
+        self.scan_idle();
+    }
+
+    fn drain_mesh(&mut self) {
+        let mut messages = std::mem::take(&mut self.state.inbox);
+        self.state.mesh.drain(|from, message| messages.push((from, message)), MESH_PER_TURN);
+        for (from, message) in messages.drain(..) {
+            self.state.on_message(from, message);
+        }
+        self.state.inbox = messages;
+    }
+
+    fn on_completion(&mut self, completion: Completion) {
+        let mut completion = completion;
+        for index in 0..self.state.shards.len() {
+            let Some(local) = self.state.shards.get_mut(index) else { break };
+            match local.shard.on_completion(self.state.now, &mut self.driver, completion) {
+                Some(back) => completion = back,
+                None => return,
+            }
+        }
+        match completion {
+            Completion::Received { connection, buffer } => {
+                let bytes = self.driver.received(buffer);
+                self.state.on_bytes(connection, bytes);
+                self.driver.release_received(buffer);
+            }
+            Completion::Sent { connection, buffer, result } => {
+                if result.is_err() {
+                    self.state.to_close.push(connection.0);
+                }
+                let now_us = self.state.now.monotonic_us;
+                let pressure = self.state.net.sent(connection.0, buffer, now_us);
+                if pressure == Pressure::Resume {
+                    self.driver.pause_receiving(connection, false);
+                }
+            }
+            Completion::Accepted { listener, connection, peer } => {
+                let purpose = self.listeners.iter().find(|(id, _)| *id == listener);
+                let purpose = purpose.map_or(Purpose::Broker, |(_, purpose)| *purpose);
+                let now_us = self.state.now.monotonic_us;
+                self.state.net.insert(connection, purpose, peer, now_us);
+            }
+            Completion::Connected { connection } => {
+                let purpose = self.state.net.get(connection.0).map(|found| found.purpose);
+                if let Some(Purpose::Registration(index)) = purpose {
+                    self.state.registration_up(index, connection);
+                }
+            }
+            Completion::Closed { connection, .. } => self.state.on_closed(connection),
+            Completion::Job { token, result } if token == JOB_TOKEN => {
+                self.state.on_job(result.map(|_| ()).map_err(|error| error.to_string()));
+            }
+            _ => {}
+        }
+    }
+
+    fn flush_connections(&mut self) {
+        let driver = &mut self.driver;
+        let mut presses = Vec::new();
+        self.state.net.flush(
+            |connection, bytes| driver.send(connection, bytes),
+            |connection, pressure| presses.push((connection, pressure)),
+        );
+        for (connection, pressure) in presses {
+            match pressure {
+                Pressure::Pause => self.driver.pause_receiving(connection, true),
+                Pressure::Close => {
+                    self.state.counters.slow_closed += 1;
+                    self.driver.close(connection);
+                }
+                _ => {}
+            }
+        }
+        for connection in std::mem::take(&mut self.state.to_close) {
+            self.driver.close(ConnectionId(connection));
+        }
+    }
+
+    fn scan_idle(&mut self) {
+        let now_us = self.state.now.monotonic_us;
+        if now_us < self.idle_scanned_us + IDLE_SCAN_US {
+            return;
+        }
+        self.idle_scanned_us = now_us;
+        let idle_us = u64::from(self.state.config.connection_idle_max_s) * 1_000_000;
+        let idle = self.state.net.iter().filter(|(_, connection)| {
+            connection.purpose != Purpose::Registration(0) && now_us > connection.active_us + idle_us
+        });
+        let idle: Vec<u64> = idle.map(|(id, _)| id).collect();
+        for connection in idle {
+            self.driver.close(ConnectionId(connection));
+        }
+    }
+
+    fn deadline_us(&self) -> Option<u64> {
+        let state = &self.state;
+        let now = state.now;
+        let shards = state.shards.iter().filter_map(|local| local.shard.deadline_us(now)).min();
+        let flush = state
+            .shards
+            .iter()
+            .filter_map(|local| local.replies.front())
+            .map(|waiting| waiting.since_us + state.hot.sync_flush_timeout_us)
+            .min();
+        let second = (state.control.is_some() || state.name_server.is_some())
+            .then_some(now.monotonic_us + 1_000_000);
+        let period_us = state.config.register_period_ms * 1000;
+        let registrar =
+            state.control.as_ref().and_then(|task| task.registrar.deadline_us(period_us));
+        let mesh = state.mesh_is_behind().then_some(now.monotonic_us + MESH_RETRY_US);
+        let idle = Some(self.idle_scanned_us + IDLE_SCAN_US);
+        let drain = self.drain_until_us.map(|_| now.monotonic_us + 2_000);
+        let all = [shards, flush, second, registrar, mesh, idle, drain, state.pulls.deadline_us()];
+        all.into_iter().flatten().min()
+    }
+
+    fn begin_stop(&mut self) {
+        let drain_us = self.state.config.drain_ms * 1000;
+        self.drain_until_us = Some(self.state.now.monotonic_us + drain_us);
+        self.state.stopping = true;
+        self.state.unregister();
+        self.state.save_offsets();
+        for (listener, _) in std::mem::take(&mut self.listeners) {
+            self.driver.close_listener(listener);
+        }
+        for local in &mut self.state.shards {
+            local.shard.stop(self.state.now, &mut self.driver);
+        }
+    }
+
+    fn drained(&mut self) -> bool {
+        let Some(until) = self.drain_until_us else { return false };
+        let base_done = self.state.shards.iter().all(|local| {
+            local.replies.is_empty() && local.shard.is_drained()
+        });
+        if base_done && self.state.jobs.is_idle() && !self.state.net.has_unsent() {
+            return true;
+        }
+        for local in &mut self.state.shards {
+            local.shard.stop(self.state.now, &mut self.driver);
+        }
+        self.state.now.monotonic_us > until
+    }
+}
+
+impl State {
+    /// Work that a shard's turn made possible: woken pulls, disk answers, released answers.
+    pub fn after_shard_turn(&mut self, index: usize) {
+        let mut woken = std::mem::take(&mut self.scratch.woken);
+        let mut answers = std::mem::take(&mut self.scratch.answers);
+        if let Some(local) = self.shards.get_mut(index) {
+            local.shard.take_woken(&mut woken);
+            local.shard.take_answers(&mut answers);
+        }
+        self.release_replies(index);
+        for token in woken.drain(..) {
+            self.on_woken(token);
+        }
+        for (token, answer) in answers.drain(..) {
+            self.on_cold_answer(token, answer);
+        }
+        self.scratch.woken = woken;
+        self.scratch.answers = answers;
+    }
+
+    /// Lets answers go whose messages the watermark has passed.
+    fn release_replies(&mut self, index: usize) {
+        let now_us = self.now.monotonic_us;
+        let timeout_us = self.hot.sync_flush_timeout_us;
+        let mut frame = std::mem::take(&mut self.scratch.reply);
+        loop {
+            frame.clear();
+            let Some(local) = self.shards.get_mut(index) else { break };
+            let watermark = local.shard.watermark();
+            let poison = local.shard.log().poison().map(str::to_owned);
+            let mut passed = false;
+            let taken = local.replies.take(
+                |waiting| {
+                    passed = waiting.end <= watermark;
+                    passed || poison.is_some() || now_us > waiting.since_us + timeout_us
+                },
+                &mut frame,
+            );
+            let Some(waiting) = taken else { break };
+            if passed {
+                local.latency.record(now_us.saturating_sub(waiting.since_us));
+                self.deliver(waiting.to.link, &frame);
+            } else if let Some(reason) = poison {
+                let remark = format!("disk: {reason}");
+                self.answer(&waiting.to, response::SERVICE_NOT_AVAILABLE, Some(&remark));
+            } else {
+                self.answer_flush_timeout(&waiting, &frame);
+            }
+        }
+        self.scratch.reply = frame;
+    }
+
+    /// The flush takes too long: the message is in the log, but not known to be on disk.
+    fn answer_flush_timeout(&mut self, waiting: &Waiting, encoded: &[u8]) {
+        let Ok(Some((parsed, _))) = frame::split(encoded, frame::FRAME_BYTES_MAX) else { return };
+        let Ok(head) = header::decode(&parsed) else { return };
+        let fields: Vec<(String, String)> = head
+            .ext
+            .iter()
+            .map(|(name, value)| (name.to_cow().into_owned(), value.to_cow().into_owned()))
+            .collect();
+        let ext: Vec<(&str, ExtValue<'_>)> =
+            fields.iter().map(|(name, value)| (name.as_str(), ExtValue::Str(value))).collect();
+        let remark = "disk: the flush takes longer than syncFlushTimeout";
+        let reply = Reply {
+            code: response::FLUSH_DISK_TIMEOUT,
+            opaque: waiting.to.opaque,
+            remark: Some(remark),
+            ext: &ext,
+        };
+        let mut out = Vec::with_capacity(encoded.len() + 128);
+        encode_reply(&mut out, waiting.to.serialization, &reply, &[]);
+        self.deliver(waiting.to.link, &out);
+    }
+
+    /// A connection is gone.
+    pub fn on_closed(&mut self, id: ConnectionId) {
+        let Some(connection) = self.net.remove(id.0) else { return };
+        match connection.purpose {
+            Purpose::Registration(index) => self.registration_down(index),
+            Purpose::NameServer => {
+                let now_ms = self.now.wall_ms;
+                if let Some(task) = &mut self.name_server {
+                    task.server.connection_closed(now_ms, id.0);
+                }
+            }
+            Purpose::Broker => {
+                let link = self.link(id.0);
+                self.send_to(0, MeshMessage::Closed(link));
+            }
+        }
+    }
+}
