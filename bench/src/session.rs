@@ -1,0 +1,267 @@
+//! Owns plain request and answer over a blocking connection: everything that is not measured.
+//!
+//! Invariant: one request at a time; an answer with another opaque is skipped.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use wire::body::{ClusterInfo, TopicRouteData, from_json};
+use wire::codes::{request, response};
+use wire::frame::{FRAME_BYTES_MAX, Serialization, split};
+use wire::header::{ExtValue, decode, encode_request};
+
+use crate::cli::TopicOptions;
+use crate::error::BenchError;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How often, and how far apart, a new topic is looked for in the routes.
+const ROUTE_TRIES_MAX: u32 = 50;
+const ROUTE_TRY_EVERY: Duration = Duration::from_millis(100);
+const MASTER_ID: i64 = 0;
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// Response code.
+    pub code: i32,
+    /// Error text, empty if none.
+    pub remark: String,
+    /// Header fields.
+    pub ext: BTreeMap<String, String>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+/// A blocking connection.
+#[derive(Debug)]
+pub struct Session {
+    stream: TcpStream,
+    address: String,
+    serialization: Serialization,
+    opaque: i32,
+    input: Vec<u8>,
+}
+
+impl Session {
+    /// Connects.
+    pub fn connect(address: &str, serialization: Serialization) -> Result<Self, BenchError> {
+        let failed = || format!("connect to {address}");
+        let stream = TcpStream::connect_timeout(&resolve(address)?, TIMEOUT)
+            .map_err(BenchError::io(failed()))?;
+        stream.set_nodelay(true).map_err(BenchError::io(failed()))?;
+        stream
+            .set_read_timeout(Some(TIMEOUT))
+            .map_err(BenchError::io(failed()))?;
+        let address = address.to_owned();
+        Ok(Self {
+            stream,
+            address,
+            serialization,
+            opaque: 0,
+            input: Vec::new(),
+        })
+    }
+
+    /// Sends a request and waits for its answer, whatever its code.
+    pub fn call(
+        &mut self,
+        code: i32,
+        ext: &[(&str, ExtValue<'_>)],
+        body: &[u8],
+    ) -> Result<Answer, BenchError> {
+        self.opaque += 1;
+        let mut out = Vec::new();
+        encode_request(
+            &mut out,
+            self.serialization,
+            code,
+            self.opaque,
+            false,
+            ext,
+            body,
+        );
+        let talking = format!("request {code} to {}", self.address);
+        self.stream
+            .write_all(&out)
+            .map_err(BenchError::io(talking.as_str()))?;
+        let mut chunk = [0; 64 * 1024];
+        loop {
+            if let Some(answer) = self.take_answer()? {
+                return Ok(answer);
+            }
+            let bytes = self
+                .stream
+                .read(&mut chunk)
+                .map_err(BenchError::io(talking.as_str()))?;
+            if bytes == 0 {
+                return Err(BenchError::protocol(
+                    &self.address,
+                    "it closed the connection",
+                ));
+            }
+            self.input
+                .extend_from_slice(chunk.get(..bytes).unwrap_or_default());
+        }
+    }
+
+    /// Like [`Self::call`], but only success will do.
+    pub fn need(
+        &mut self,
+        operation: &'static str,
+        code: i32,
+        ext: &[(&str, ExtValue<'_>)],
+        body: &[u8],
+    ) -> Result<Answer, BenchError> {
+        let answer = self.call(code, ext, body)?;
+        if answer.code == response::SUCCESS {
+            return Ok(answer);
+        }
+        let (code, remark) = (answer.code, answer.remark);
+        Err(BenchError::Answer {
+            operation,
+            address: self.address.clone(),
+            code,
+            remark,
+        })
+    }
+
+    /// A number in the header of an answer.
+    pub fn number(&self, answer: &Answer, field: &str) -> Result<i64, BenchError> {
+        let value = answer.ext.get(field).and_then(|value| value.parse().ok());
+        value.ok_or_else(|| BenchError::protocol(&self.address, format!("answer without {field}")))
+    }
+
+    fn take_answer(&mut self) -> Result<Option<Answer>, BenchError> {
+        loop {
+            let split = split(&self.input, FRAME_BYTES_MAX)
+                .map_err(|error| BenchError::protocol(&self.address, error))?;
+            let Some((frame, consumed)) = split else {
+                return Ok(None);
+            };
+            let header =
+                decode(&frame).map_err(|error| BenchError::protocol(&self.address, error))?;
+            let mine = header.is_response() && header.opaque == self.opaque;
+            let answer = Answer {
+                code: header.code,
+                remark: header
+                    .remark
+                    .map(|text| text.to_string())
+                    .unwrap_or_default(),
+                ext: header
+                    .ext
+                    .iter()
+                    .map(|(k, v)| (k.to_string(), v.to_string()))
+                    .collect(),
+                body: frame.body.to_vec(),
+            };
+            self.input.drain(..consumed);
+            if mine {
+                return Ok(Some(answer));
+            }
+        }
+    }
+}
+
+/// Looks an address up.
+pub fn resolve(address: &str) -> Result<SocketAddr, BenchError> {
+    let mut found = address
+        .to_socket_addrs()
+        .map_err(BenchError::io(format!("look up {address}")))?;
+    found
+        .next()
+        .ok_or_else(|| BenchError::Option(format!("{address} has no address")))
+}
+
+/// The queues of a topic on one broker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BrokerQueues {
+    /// The broker's name.
+    pub name: String,
+    /// Its master's address.
+    pub address: String,
+    /// Queues that can be written.
+    pub write_queues: i32,
+    /// Queues that can be read.
+    pub read_queues: i32,
+}
+
+/// Finds the masters that have the topic, creating it on all of them if nobody has.
+pub fn find_topic(options: &TopicOptions) -> Result<Vec<BrokerQueues>, BenchError> {
+    let mut session = Session::connect(&options.namesrv, options.headers.serialization())?;
+    if let Some(brokers) = route(&mut session, &options.topic)? {
+        return Ok(brokers);
+    }
+    create_topic(&mut session, options)?;
+    for _ in 0..ROUTE_TRIES_MAX {
+        if let Some(brokers) = route(&mut session, &options.topic)? {
+            return Ok(brokers);
+        }
+        std::thread::sleep(ROUTE_TRY_EVERY);
+    }
+    let (topic, namesrv) = (&options.topic, &options.namesrv);
+    Err(BenchError::Option(format!(
+        "topic {topic} was created but {namesrv} has no route to it after 5 s"
+    )))
+}
+
+fn route(session: &mut Session, topic: &str) -> Result<Option<Vec<BrokerQueues>>, BenchError> {
+    let ext = [("topic", ExtValue::Str(topic))];
+    let answer = session.call(request::GET_ROUTEINFO_BY_TOPIC, &ext, &[])?;
+    if answer.code == response::TOPIC_NOT_EXIST {
+        return Ok(None);
+    }
+    if answer.code != response::SUCCESS {
+        return Err(BenchError::Answer {
+            operation: "route of the topic",
+            address: session.address.clone(),
+            code: answer.code,
+            remark: answer.remark,
+        });
+    }
+    let route: TopicRouteData =
+        from_json(&answer.body).map_err(|error| BenchError::protocol(&session.address, error))?;
+    let mut brokers = Vec::new();
+    for queues in &route.queue_datas {
+        let group = route
+            .broker_datas
+            .iter()
+            .find(|group| group.broker_name == queues.broker_name);
+        let Some(address) = group.and_then(|group| group.broker_addrs.get(&MASTER_ID)) else {
+            continue;
+        };
+        brokers.push(BrokerQueues {
+            name: queues.broker_name.clone(),
+            address: address.clone(),
+            write_queues: queues.write_queue_nums,
+            read_queues: queues.read_queue_nums,
+        });
+    }
+    Ok((!brokers.is_empty()).then_some(brokers))
+}
+
+fn create_topic(session: &mut Session, options: &TopicOptions) -> Result<(), BenchError> {
+    let code = request::GET_BROKER_CLUSTER_INFO;
+    let answer = session.need("list of brokers", code, &[], &[])?;
+    let cluster: ClusterInfo =
+        from_json(&answer.body).map_err(|error| BenchError::protocol(&session.address, error))?;
+    let queues = ExtValue::Int(options.queues.into());
+    let ext = [
+        ("topic", ExtValue::Str(&options.topic)),
+        ("defaultTopic", ExtValue::Str("TBW102")),
+        ("readQueueNums", queues),
+        ("writeQueueNums", queues),
+        ("perm", ExtValue::Int(6)),
+        ("topicFilterType", ExtValue::Str("SINGLE_TAG")),
+        ("topicSysFlag", ExtValue::Int(0)),
+        ("order", ExtValue::Bool(false)),
+    ];
+    for group in cluster.broker_addr_table.values() {
+        if let Some(address) = group.broker_addrs.get(&MASTER_ID) {
+            let mut broker = Session::connect(address, options.headers.serialization())?;
+            broker.need("create topic", request::UPDATE_AND_CREATE_TOPIC, &ext, &[])?;
+        }
+    }
+    Ok(())
+}
