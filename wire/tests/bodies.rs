@@ -274,3 +274,13 @@ fn batch_acks_are_read_with_base64_or_bytes() {
     }
     assert!(from_json::<BatchAckBody>(json("\"*\"").as_bytes()).is_err());
 }
+
+#[test]
+fn tag_hashes_of_go_clients_are_quoted_and_read() {
+    let body = br#"{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[
+        {"topic":"T","subString":"A || C","tagsSet":["A","C"],"codeSet":["65","67"],
+         "subVersion":1,"expressionType":"TAG"}]}]}"#;
+    let heartbeat: HeartbeatData = from_json(body).unwrap();
+    let subscription = &heartbeat.consumer_data_set[0].subscription_data_set[0];
+    assert_eq!(subscription.code_set, [65, 67]);
+}

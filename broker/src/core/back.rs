@@ -29,7 +29,6 @@ pub struct BackOrder {
     group: String,
     delay_level: i32,
     most: i32,
-    origin_message_id: Option<String>,
     retry_queues: i32,
 }
 
@@ -71,7 +70,6 @@ impl State {
             group: back.group.to_string(),
             delay_level: back.delay_level,
             most: own_limit.unwrap_or(config.retry_max_times),
-            origin_message_id: back.origin_msg_id.map(|id| id.to_string()),
             retry_queues: config.retry_queue_nums,
         };
         let question = Question::Record { physical_offset: back.offset };
@@ -152,8 +150,7 @@ impl State {
         ids::offset_msg_id(&mut id, view.store_host(), view.physical_offset());
         let id = String::from_utf8(id).unwrap_or_default();
         let first_topic = properties::get_str(old, RETRY_TOPIC).unwrap_or(original_topic);
-        let named = order.origin_message_id.as_deref().filter(|id| !id.is_empty());
-        let first_id = properties::get_str(old, ORIGIN_MESSAGE_ID).or(named).unwrap_or(&id);
+        let first_id = properties::get_str(old, ORIGIN_MESSAGE_ID).unwrap_or(&id);
         if properties::get(old, RETRY_TOPIC).is_none() {
             properties::append(&mut stored, RETRY_TOPIC, first_topic);
         }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::queue::MessageQueue;
-use super::scalar::{flag, java_enum, number, or_default};
+use super::scalar::{flag, java_enum, number, numbers, or_default};
 
 java_enum! {
     /// How a consumer gets its messages.
@@ -111,7 +111,7 @@ pub struct SubscriptionData {
     #[serde(deserialize_with = "flag")]
     pub class_filter_mode: bool,
     /// Hashes of the tags, as the client computed them.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "numbers")]
     pub code_set: Vec<i64>,
     /// [`EXPRESSION_TAG`] or [`EXPRESSION_SQL92`].
     #[serde(deserialize_with = "expression_type")]

@@ -25,6 +25,17 @@ where
     deserializer.deserialize_any(NumberVisitor(PhantomData))
 }
 
+/// Reads a list of numbers, each of which may be a string (Go quotes its tag hashes); null is none.
+pub(super) fn numbers<'de, D>(deserializer: D) -> Result<Vec<i64>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    #[derive(serde::Deserialize)]
+    struct One(#[serde(deserialize_with = "number")] i64);
+    let list = Option::<Vec<One>>::deserialize(deserializer)?;
+    Ok(list.unwrap_or_default().into_iter().map(|One(value)| value).collect())
+}
+
 struct NumberVisitor<T>(PhantomData<T>);
 
 impl<T: TryFrom<i64> + Default> Visitor<'_> for NumberVisitor<T> {
