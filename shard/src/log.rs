@@ -20,10 +20,11 @@ use crate::io::BLOCK_BYTES;
 use crate::memory::LockedRing;
 use crate::runtime::{Driver, FileId, Now, RingId, RingWrite};
 
-/// Smallest group written while more is on its way, in bytes (`lab`: 64 KiB and up pays).
+/// Smallest group written while nothing else is in flight, in bytes; beside others in flight a
+/// group waits until it has four times as much, because larger writes cost less per byte.
 pub const GROUP_BYTES_MIN: u64 = 64 * 1024;
 /// Largest group under asynchronous flush, in bytes.
-pub const GROUP_BYTES_MAX: u64 = 256 * 1024;
+pub const GROUP_BYTES_MAX: u64 = 1024 * 1024;
 /// Largest group when acknowledgements wait for it, in bytes.
 pub const GROUP_BYTES_EAGER_MAX: u64 = 1024 * 1024;
 /// Groups in flight under asynchronous flush.
@@ -407,7 +408,8 @@ impl Log {
         if !self.eager() && !at_gap {
             let whole = block_down(data_end);
             let lingered = now.monotonic_us >= self.pending_since_us + LINGER_US;
-            if whole >= start + GROUP_BYTES_MIN {
+            let others = if self.in_flight.is_empty() { 1 } else { 4 };
+            if whole >= start + GROUP_BYTES_MIN * others {
                 data_end = whole;
             } else if !(lingered && self.in_flight.is_empty()) {
                 return None;

@@ -114,7 +114,7 @@ impl State {
         let queues = queues.min(entry.homes.len().max(1) as i32);
         let queue_id = (self.now.monotonic_us % queues as u64) as i32;
         let put = PutOrder {
-            properties: self.back_properties(&order, &view, dead, delay_level),
+            properties: back_properties(&view, dead, delay_level),
             topic,
             queue_id,
             flag: view.flag(),
@@ -127,44 +127,6 @@ impl State {
             reply: order.reply,
         };
         self.on_put(put);
-    }
-
-    fn back_properties(
-        &self,
-        order: &BackOrder,
-        view: &RecordView<'_>,
-        dead: bool,
-        delay_level: i32,
-    ) -> Vec<u8> {
-        use properties::{
-            DELAY, DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC, ORIGIN_MESSAGE_ID, REAL_QUEUE_ID,
-            REAL_TOPIC, RETRY_TOPIC, WAIT,
-        };
-        let old = view.properties();
-        let mut stored = properties::remove(old, &[DELAY, REAL_TOPIC, REAL_QUEUE_ID, WAIT]);
-        if properties::needs_separator(&stored) {
-            stored.push(properties::ENTRY_SEPARATOR);
-        }
-        let original_topic = std::str::from_utf8(view.topic()).unwrap_or_default();
-        let mut id = Vec::new();
-        ids::offset_msg_id(&mut id, view.store_host(), view.physical_offset());
-        let id = String::from_utf8(id).unwrap_or_default();
-        let first_topic = properties::get_str(old, RETRY_TOPIC).unwrap_or(original_topic);
-        let first_id = properties::get_str(old, ORIGIN_MESSAGE_ID).unwrap_or(&id);
-        if properties::get(old, RETRY_TOPIC).is_none() {
-            properties::append(&mut stored, RETRY_TOPIC, first_topic);
-        }
-        if properties::get(old, ORIGIN_MESSAGE_ID).is_none() {
-            properties::append(&mut stored, ORIGIN_MESSAGE_ID, first_id);
-        }
-        properties::append(&mut stored, WAIT, "false");
-        if dead {
-            properties::append(&mut stored, DLQ_ORIGIN_TOPIC, first_topic);
-            properties::append(&mut stored, DLQ_ORIGIN_MESSAGE_ID, first_id);
-        } else {
-            properties::append(&mut stored, DELAY, &delay_level.to_string());
-        }
-        stored
     }
 
     /// Stores a message of the broker's own making, on the core of its queue.
@@ -234,4 +196,37 @@ impl State {
         let question = Question::Record { physical_offset: view.offset };
         self.ask_cold(local, question, ColdAsk { then: Then::AnswerView(*reply), local });
     }
+}
+
+/// Properties of the copy: where the message came from, first and last, and its delay.
+fn back_properties(view: &RecordView<'_>, dead: bool, delay_level: i32) -> Vec<u8> {
+    use properties::{
+        DELAY, DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC, ORIGIN_MESSAGE_ID, REAL_QUEUE_ID,
+        REAL_TOPIC, RETRY_TOPIC, WAIT,
+    };
+    let old = view.properties();
+    let mut stored = properties::remove(old, &[DELAY, REAL_TOPIC, REAL_QUEUE_ID, WAIT]);
+    if properties::needs_separator(&stored) {
+        stored.push(properties::ENTRY_SEPARATOR);
+    }
+    let original_topic = std::str::from_utf8(view.topic()).unwrap_or_default();
+    let mut id = Vec::new();
+    ids::offset_msg_id(&mut id, view.store_host(), view.physical_offset());
+    let id = String::from_utf8(id).unwrap_or_default();
+    let first_topic = properties::get_str(old, RETRY_TOPIC).unwrap_or(original_topic);
+    let first_id = properties::get_str(old, ORIGIN_MESSAGE_ID).unwrap_or(&id);
+    if properties::get(old, RETRY_TOPIC).is_none() {
+        properties::append(&mut stored, RETRY_TOPIC, first_topic);
+    }
+    if properties::get(old, ORIGIN_MESSAGE_ID).is_none() {
+        properties::append(&mut stored, ORIGIN_MESSAGE_ID, first_id);
+    }
+    properties::append(&mut stored, WAIT, "false");
+    if dead {
+        properties::append(&mut stored, DLQ_ORIGIN_TOPIC, first_topic);
+        properties::append(&mut stored, DLQ_ORIGIN_MESSAGE_ID, first_id);
+    } else {
+        properties::append(&mut stored, DELAY, &delay_level.to_string());
+    }
+    stored
 }

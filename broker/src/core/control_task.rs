@@ -212,7 +212,9 @@ impl State {
                     self.jobs.push(CoreJob::Persist(persist));
                 }
             }
-            Effect::Sample(query) => {
+            Effect::Sample(mut query) => {
+                let lag = self.wants_lag();
+                (query.queues, query.offsets) = (query.queues || lag, query.offsets || lag);
                 self.gather(Ask::Report(Arc::new(query)), None, GatherThen::Sample);
             }
             Effect::Redispatch { origin, frame } => self.on_whole_frame(&origin, &frame, None),
@@ -334,9 +336,10 @@ impl State {
             GatherThen::Record(request) => self.with_control(|control, now_ms, effects| {
                 control.finish_record(now_ms, request, records.into_iter().next(), effects);
             }),
-            GatherThen::Sample => self.with_control(|control, now_ms, _| {
-                control.take_sample(now_ms, &reports);
-            }),
+            GatherThen::Sample => {
+                self.with_control(|control, now_ms, _| control.take_sample(now_ms, &reports));
+                self.publish_sample(reports);
+            }
             GatherThen::SaveOffsets => self.write_offsets(&reports),
             GatherThen::Key(reply, most) => self.answer_by_key(&reply, records, most),
         }

@@ -17,7 +17,6 @@ const ROUND_MS: i64 = 10_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RetentionState {
     last_round_ms: i64,
-    now_ordered: bool,
     round_due: bool,
 }
 

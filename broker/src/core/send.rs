@@ -8,7 +8,7 @@
 //! flush mode promises (P1).
 
 use shard::queue::QueueIndex;
-use shard::{Appended, NewMessage};
+use shard::{Appended, NewMessage, Refusal};
 use wire::codes::{request, response};
 use wire::header::{ExtValue, FieldError, Header, Reply, encode_reply};
 use wire::message::{PROPERTIES_BYTES_MAX, batch, ids, properties, sysflag, tags};
@@ -109,11 +109,17 @@ impl State {
             return;
         }
         let Some(local) = self.local_shard(home.shard) else { return };
+        if self.must_wait_behind_others(local) {
+            return self.hold(local, origin, reply, whole, queue_id, None);
+        }
         let target = Target { local, queue: home.index, queue_id };
-        if is_batch {
-            self.append_batch(origin, reply, &request, body, &target);
+        let refused = if is_batch {
+            self.append_batch(origin, reply, &request, body, &target)
         } else {
-            self.append_single(origin, reply, &request, body, &target);
+            self.append_single(origin, reply, &request, body, &target)
+        };
+        if let Err(refusal) = refused {
+            self.hold(local, origin, reply, whole, queue_id, Some(refusal));
         }
     }
 
@@ -186,7 +192,7 @@ impl State {
         request: &SendRequest<'_>,
         body: &[u8],
         target: &Target,
-    ) {
+    ) -> Result<(), Refusal> {
         let stored = &mut self.scratch.properties;
         stored.clear();
         if let Some(text) = request.properties {
@@ -195,7 +201,8 @@ impl State {
         if stored.len() > PROPERTIES_BYTES_MAX {
             let remark =
                 format!("properties of {} bytes, bound {PROPERTIES_BYTES_MAX}", stored.len());
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            return Ok(());
         }
         if properties::needs_separator(stored) {
             stored.push(properties::ENTRY_SEPARATOR);
@@ -204,12 +211,13 @@ impl State {
         if found.transaction || found.timer {
             let kind = if found.timer { "timer" } else { "transactional" };
             let remark = format!("{kind} messages are not supported by this version");
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            return Ok(());
         }
         if found.unique.is_none() {
             found.unique = Some(super::unique::append_unique_key(stored, self.store_host, self.now));
         }
-        let Some(local) = self.shards.get_mut(target.local) else { return };
+        let Some(local) = self.shards.get_mut(target.local) else { return Ok(()) };
         if found.delay_level > 0 {
             let topic = local.shard.queues().get(target.queue).map_or("", |queue| &*queue.topic);
             properties::append(stored, properties::REAL_TOPIC, topic);
@@ -235,17 +243,12 @@ impl State {
         } else {
             local.shard.append(self.now, &message)
         };
-        match appended {
-            Ok(appended) => {
-                self.count_put(target, 1, body.len());
-                self.scratch.ids.clear();
-                let host = self.store_host;
-                ids::offset_msg_id(&mut self.scratch.ids, host, appended.physical_offset);
-                let unique = found.unique.unwrap_or_default();
-                self.finish_send(reply, target, &appended, Some(unique));
-            }
-            Err(refusal) => self.refuse(reply, &refusal),
-        }
+        let appended = appended?;
+        self.count_put(target, 1, body.len());
+        self.scratch.ids.clear();
+        ids::offset_msg_id(&mut self.scratch.ids, self.store_host, appended.physical_offset);
+        self.finish_send(reply, target, &appended, Some(found.unique.unwrap_or_default()));
+        Ok(())
     }
 
     fn append_batch(
@@ -255,7 +258,7 @@ impl State {
         request: &SendRequest<'_>,
         body: &[u8],
         target: &Target,
-    ) {
+    ) -> Result<(), Refusal> {
         let (mut count, mut bytes) = (0, 0);
         for message in batch::iter(body) {
             let problem = match message {
@@ -272,15 +275,15 @@ impl State {
                 }
                 Err(error) => error.to_string(),
             };
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&problem));
+            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&problem));
+            return Ok(());
         }
         if count == 0 {
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some("the batch is empty"));
+            self.answer(reply, response::MESSAGE_ILLEGAL, Some("the batch is empty"));
+            return Ok(());
         }
-        let Some(local) = self.shards.get_mut(target.local) else { return };
-        if let Err(refusal) = local.shard.check_room(count, bytes, self.now) {
-            return self.refuse(reply, &refusal);
-        }
+        let Some(local) = self.shards.get_mut(target.local) else { return Ok(()) };
+        local.shard.check_room(count, bytes, self.now)?;
         self.scratch.ids.clear();
         let mut first: Option<Appended> = None;
         let mut end = 0;
@@ -310,7 +313,11 @@ impl State {
                     end = appended.end;
                     first.get_or_insert(appended);
                 }
-                Err(refusal) => return self.refuse(reply, &refusal),
+                Err(refusal) => {
+                    // Room was checked for all, so this is the end of a segment that is not there.
+                    self.refuse(reply, &refusal);
+                    return Ok(());
+                }
             }
         }
         if let Some(first) = first {
@@ -318,6 +325,7 @@ impl State {
             self.scratch.properties.clear();
             self.finish_send(reply, target, &Appended { end, ..first }, None);
         }
+        Ok(())
     }
 
     fn count_put(&mut self, target: &Target, messages: u64, bytes: usize) {

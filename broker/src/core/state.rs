@@ -58,6 +58,8 @@ pub struct LocalShard {
     pub shard: Shard,
     /// Answers waiting for its watermark.
     pub replies: WaitingReplies,
+    /// Sends waiting for room in its buffer.
+    pub held: super::held::HeldSends,
     /// Append-to-answer times of this shard.
     pub latency: super::latency::Latency,
     /// Whether its poisoning has been answered and logged.
@@ -89,8 +91,8 @@ pub struct HotSettings {
     pub short_polling_ms: u64,
     /// Wait for a flush before code 10, in microseconds.
     pub sync_flush_timeout_us: u64,
-    /// Delay levels.
-    pub delay_levels: i32,
+    /// How long a send may be held when the write buffer is full, in microseconds.
+    pub send_wait_us: u64,
 }
 
 impl HotSettings {
@@ -116,7 +118,7 @@ impl HotSettings {
             long_polling: config.long_polling,
             short_polling_ms: config.short_polling_ms,
             sync_flush_timeout_us: config.sync_flush_timeout_ms * 1000,
-            delay_levels: config.message_delay_levels.delays_ms().len() as i32,
+            send_wait_us: if config.fast_failure { config.send_wait_max_ms * 1000 } else { 5_000_000 },
         }
     }
 }
@@ -190,6 +192,10 @@ pub struct State {
     pub inbox: Vec<(usize, MeshMessage)>,
     /// Retention.
     pub retention: super::retention::RetentionState,
+    /// Where figures for `/metrics` go.
+    pub metrics: Arc<super::metrics::Metrics>,
+    /// Last time they were published, in monotonic microseconds.
+    pub published_us: u64,
 }
 
 impl State {

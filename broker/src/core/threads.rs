@@ -19,6 +19,7 @@ use shard::runtime::{COLD_SLOT_BYTES, probe, sys};
 use super::connections::Purpose;
 use super::control_task::ControlTask;
 use super::messages::MeshMessage;
+use super::metrics::Metrics;
 use super::namesrv_task::{KV_FILE, NameServerTask};
 use super::registrar::{Identity, Registrar};
 use super::start::{self, OpenStore};
@@ -27,7 +28,8 @@ use super::store::{StoreIdentity, bytes_below};
 use super::turn::Core;
 use crate::cli::banner::{Banner, BrokerLines};
 use crate::cli::{NamesrvPlan, RunPlan};
-use crate::config::{Config, HealthPort};
+use crate::config::Config;
+use crate::config::value::MetricsExporter;
 use crate::control::{Control, ControlSetup, SavedTables};
 use crate::health::{Health, HealthServer, Phase};
 use crate::namesrv::{NameServer, NameServerConfig};
@@ -52,6 +54,7 @@ struct Seed {
     name_server: Option<(NameServer, std::path::PathBuf, Vec<SocketAddr>)>,
     broker_listen: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
+    metrics: Arc<Metrics>,
 }
 
 /// Runs what the plan says until a signal comes.
@@ -66,11 +69,12 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     let _ = sys::raise_open_files_limit();
     let health = Arc::new(Health::default());
     health.set_phase(Phase::Recovering);
-    let metrics = Arc::new(std::sync::OnceLock::<String>::new());
+    let metrics = Arc::new(Metrics::new(&plan.config, health.clone()));
     let server = start_health(&plan, &health, &metrics)?;
+    let _exporter = start_exporter(&plan, &health, &metrics)?;
     let store = if plan.broker { Some(start::open_store(&plan, &health)?) } else { None };
     let stop = Arc::new(AtomicBool::new(false));
-    let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop)?;
+    let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop, &metrics)?;
     let (ready, became_ready) = mpsc::channel();
     let mut threads = Vec::new();
     for seed in seeds {
@@ -89,6 +93,9 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     }
     health.set_phase(Phase::Serving);
     print_banner(&plan, server.as_ref(), lines);
+    if plan.broker {
+        dial_advertised(&plan.config);
+    }
     wait_for_signal(&signals, &threads);
     health.set_phase(Phase::Draining);
     tracing::info!("stopping: requests in flight are finished first");
@@ -128,21 +135,49 @@ fn halt(stop: &AtomicBool, ringers: &[BellRinger], threads: Vec<JoinHandle<bool>
     threads.into_iter().map(|thread| thread.join().unwrap_or(false)).fold(true, |a, b| a & b)
 }
 
+/// Dials the advertised address from a thread of its own and warns when nobody answers there.
+fn dial_advertised(config: &Config) {
+    let (host, port) = (config.broker_ip1.clone(), config.listen_port);
+    let dial = move || {
+        if let Err(warning) = crate::config::address::dial_advertised(&host, port) {
+            tracing::warn!("{warning}");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).spawn(dial) {
+        tracing::warn!(%error, "the advertised address was not tried");
+    }
+}
+
+/// The page of Prometheus on RocketMQ's port, when `metricsExporterType` asks for it.
+fn start_exporter(
+    plan: &RunPlan,
+    health: &Arc<Health>,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<HealthServer>, CoreError> {
+    let config = &plan.config;
+    if !plan.broker || config.metrics_exporter != MetricsExporter::Prom {
+        return Ok(None);
+    }
+    let found = config.metrics_host.resolve(config.metrics_port);
+    let found = found.map_err(|source| machine("resolving metricsPromExporterHost", source))?;
+    let Some(address) = found.first().copied() else { return Ok(None) };
+    let metrics = metrics.clone();
+    match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
+        Ok(server) => Ok(Some(server)),
+        Err(source) => Err(CoreError::Listen { address, key: "metricsPromExporterPort", source }),
+    }
+}
+
 fn start_health(
     plan: &RunPlan,
     health: &Arc<Health>,
-    metrics: &Arc<std::sync::OnceLock<String>>,
+    metrics: &Arc<Metrics>,
 ) -> Result<Option<HealthServer>, CoreError> {
-    let (port, must) = match plan.config.health_port {
-        HealthPort::Off => return Ok(None),
-        HealthPort::Auto => (plan.config.listen_port.saturating_add(10), false),
-        HealthPort::Port(port) => (port, true),
-    };
+    let Some((port, must)) = plan.config.health_port() else { return Ok(None) };
     let address = plan.config.health_address.resolve(port).ok().and_then(|a| a.first().copied());
     let Some(address) = address else { return Ok(None) };
     let metrics = metrics.clone();
-    let text = Arc::new(move || metrics.get().cloned().unwrap_or_default());
-    match HealthServer::start(address, health.clone(), text) {
+    match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
         Ok(server) => Ok(Some(server)),
         Err(source) if must => {
             Err(CoreError::Listen { address, key: "pinion.healthPort", source })
@@ -162,6 +197,7 @@ fn seeds(
     plan: &RunPlan,
     store: Option<OpenStore>,
     stop: &Arc<AtomicBool>,
+    metrics: &Arc<Metrics>,
 ) -> Result<Seeds, CoreError> {
     let config = Arc::new(plan.config.clone());
     let cpus = core_cpus(plan, store.as_ref());
@@ -170,6 +206,7 @@ fn seeds(
     let mut bells: Vec<Option<BellReader>> = ends.iter_mut().map(MeshEnd::take_bell).collect();
     let ringers = bells.iter().flatten().map(BellReader::ringer).collect();
     let shards = store.as_ref().map_or(0, |store| store.shards.len());
+    metrics.set_cores(cpus.len(), shards);
     let homes: Arc<Vec<usize>> = Arc::new((0..shards).map(|shard| shard % cpus.len()).collect());
     let broker_listen = if plan.broker { broker_addresses(&config)? } else { Vec::new() };
     let mut name_server = plan.namesrv.as_ref().map(name_server).transpose()?;
@@ -203,6 +240,7 @@ fn seeds(
             name_server: if core == 0 { name_server.take() } else { None },
             broker_listen: broker_listen.clone(),
             stop: stop.clone(),
+            metrics: metrics.clone(),
         });
     }
     Ok((seeds, ringers, parts.lines, parts.held))
@@ -540,6 +578,7 @@ fn open_shard(
     Ok(LocalShard {
         shard,
         replies: super::replies::WaitingReplies::default(),
+        held: super::held::HeldSends::default(),
         latency: super::latency::Latency::default(),
         poison_told: false,
     })
@@ -575,6 +614,8 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
         jobs: super::jobs::Jobs::default(),
         inbox: Vec::new(),
         retention: super::retention::RetentionState::default(),
+        metrics: seed.metrics,
+        published_us: 0,
         config,
     }
 }

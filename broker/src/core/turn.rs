@@ -81,6 +81,7 @@ impl<D: Driver> Core<D> {
         self.state.retain_due(&mut self.driver);
         self.state.flush_mesh();
         self.flush_connections();
+        self.state.metrics_turn();
         self.scan_idle();
     }
 
@@ -186,6 +187,11 @@ impl<D: Driver> Core<D> {
             .filter_map(|local| local.replies.front())
             .map(|waiting| waiting.since_us + state.hot.sync_flush_timeout_us)
             .min();
+        let held = state
+            .shards
+            .iter()
+            .filter_map(|local| local.held.deadline_us(state.hot.send_wait_us))
+            .min();
         let second = (state.control.is_some() || state.name_server.is_some())
             .then_some(now.monotonic_us + 1_000_000);
         let period_us = state.config.register_period_ms * 1000;
@@ -194,7 +200,7 @@ impl<D: Driver> Core<D> {
         let mesh = state.mesh_is_behind().then_some(now.monotonic_us + MESH_RETRY_US);
         let idle = Some(self.idle_scanned_us + IDLE_SCAN_US);
         let drain = self.drain_until_us.map(|_| now.monotonic_us + 2_000);
-        let all = [shards, flush, second, registrar, mesh, idle, drain, state.pulls.deadline_us()];
+        let all = [shards, flush, held, second, registrar, mesh, idle, drain, state.pulls.deadline_us()];
         all.into_iter().flatten().min()
     }
 
@@ -237,6 +243,7 @@ impl State {
             local.shard.take_answers(&mut answers);
         }
         self.release_replies(index);
+        self.replay_held(index);
         for token in woken.drain(..) {
             self.on_woken(token);
         }

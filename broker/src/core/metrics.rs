@@ -1,0 +1,702 @@
+//! Figures for `/metrics`: what the cores publish, and the page made of it.
+//!
+//! Each core owns a fixed set of atomics and stores its running counters there once a second; the
+//! control task hands over the reports it gathers anyway every ten seconds. The page is made on the
+//! thread that serves it.
+//!
+//! Invariant: no message costs anything here, a core never waits for a reader of the page (it gives
+//! a sample up rather than wait for the slot), and the page's length has a bound.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use shard::runtime::sys;
+
+use super::report::Report;
+use super::state::{LocalShard, State};
+use crate::config::Config;
+use crate::control::{ControlCounters, names};
+use crate::health::Health;
+
+/// How often a core publishes, in microseconds.
+pub const PUBLISH_US: u64 = 1_000_000;
+/// Series by topic or group on one page; what is beyond is left out and counted.
+pub const NAMED_SERIES_MAX: usize = 50_000;
+/// Queues of the broker above which the lag of groups is not asked for.
+pub const LAG_QUEUES_MAX: usize = 20_000;
+/// How long after the last look at the page the lag of groups is still asked for, in microseconds.
+const WANTED_US: u64 = 300_000_000;
+
+/// One figure: name with labels of its own, kind, help, value.
+type Figure = (&'static str, &'static str, &'static str, u64);
+
+macro_rules! figures {
+    (
+        $(#[$outer:meta])*
+        $Name:ident { $( #[doc = $help:literal] $field:ident: $kind:ident = $metric:literal, )* }
+    ) => {
+        $(#[$outer])*
+        #[derive(Debug, Default)]
+        pub struct $Name { $( #[doc = $help] pub $field: AtomicU64, )* }
+
+        impl $Name {
+            fn list(&self) -> Vec<Figure> {
+                let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+                vec![ $( ($metric, stringify!($kind), $help, read(&self.$field)), )* ]
+            }
+        }
+    };
+}
+
+figures! {
+    /// What one core publishes.
+    CoreFigures {
+        /// Frames taken from connections.
+        frames: counter = "pinion_frames_total",
+        /// Frames that could not be read; each closed its connection.
+        malformed: counter = "pinion_malformed_frames_total",
+        /// Connections open.
+        connections: gauge = "pinion_connections",
+        /// Requests sent on to the core that owns the queue.
+        forwarded: counter = "pinion_mesh_requests_total",
+        /// Messages that wait for room in a ring to another core.
+        mesh_waiting: gauge = "pinion_mesh_waiting",
+        /// How often a ring to another core was full.
+        mesh_full: counter = "pinion_mesh_ring_full_total",
+        /// How often a bound was met; the request was refused or the connection closed.
+        mesh_refused: counter = "pinion_bound_hits_total{bound=\"mesh\"}",
+        /// How often a bound was met; the request was refused or the connection closed.
+        park_refused: counter = "pinion_bound_hits_total{bound=\"parked_pulls\"}",
+        /// How often a bound was met; the request was refused or the connection closed.
+        slow_closed: counter = "pinion_bound_hits_total{bound=\"connection_output\"}",
+        /// Pulls by what they found.
+        get_found: counter = "pinion_pulls_total{result=\"found\"}",
+        /// Pulls by what they found.
+        get_missed: counter = "pinion_pulls_total{result=\"none\"}",
+        /// Messages handed to consumers.
+        get_messages: counter = "pinion_messages_out_total",
+        /// Bytes handed to consumers.
+        get_bytes: counter = "pinion_bytes_out_total",
+    }
+}
+
+figures! {
+    /// What is published of one shard.
+    ShardFigures {
+        /// Messages appended.
+        put_messages: counter = "pinion_messages_in_total",
+        /// Bytes of records appended.
+        put_bytes: counter = "pinion_bytes_in_total",
+        /// Appends refused.
+        put_refused: counter = "pinion_appends_refused_total",
+        /// Time from append to answer since the start, in microseconds.
+        latency_p50_us: gauge = "pinion_append_ack_us{quantile=\"0.5\"}",
+        /// Time from append to answer since the start, in microseconds.
+        latency_p99_us: gauge = "pinion_append_ack_us{quantile=\"0.99\"}",
+        /// Time from append to answer since the start, in microseconds.
+        latency_p999_us: gauge = "pinion_append_ack_us{quantile=\"0.999\"}",
+        /// Time from append to answer since the start, in microseconds.
+        latency_max_us: gauge = "pinion_append_ack_us{quantile=\"1\"}",
+        /// Answers that wait for the watermark.
+        replies_waiting: gauge = "pinion_answers_waiting",
+        /// Group writes submitted to the disk.
+        groups: counter = "pinion_log_groups_total",
+        /// Bytes in the write buffer that the disk does not have yet.
+        buffer_held_bytes: gauge = "pinion_write_buffer_held_bytes",
+        /// Size of the write buffer.
+        buffer_bytes: gauge = "pinion_write_buffer_bytes",
+        /// Bytes of the log the device has not been told to flush yet.
+        unsynced_bytes: gauge = "pinion_log_unsynced_bytes",
+        /// Bytes of the log behind which nothing is readable yet.
+        unreadable_bytes: gauge = "pinion_log_unreadable_bytes",
+        /// Age of the oldest write or flush in flight, in microseconds.
+        oldest_write_us: gauge = "pinion_log_oldest_write_us",
+        /// Bytes of the log from its oldest segment to its end.
+        log_bytes: gauge = "pinion_log_bytes",
+        /// Pulls parked until a message comes.
+        parked: gauge = "pinion_parked_pulls",
+        /// 1 when a write or flush failed and the shard acknowledges nothing more.
+        poisoned: gauge = "pinion_shard_poisoned",
+        /// Use of the log's file system in percent.
+        disk_used_percent: gauge = "pinion_disk_used_percent",
+        /// Delayed messages delivered.
+        delayed_delivered: counter = "pinion_delayed_delivered_total",
+        /// Delayed messages dropped because their topic is gone.
+        delayed_dropped: counter = "pinion_delayed_dropped_total",
+        /// Records that were damaged when read; left out of answers.
+        damaged_records: counter = "pinion_damaged_records_total",
+        /// Windows of older data read from the disk.
+        cold_windows: counter = "pinion_cold_windows_total",
+        /// Segments prepared ahead.
+        segments_prepared: counter = "pinion_segments_prepared_total",
+        /// Segments dropped by retention.
+        segments_dropped: counter = "pinion_segments_dropped_total",
+    }
+}
+
+fn set(to: &AtomicU64, value: u64) {
+    to.store(value, Ordering::Relaxed);
+}
+
+/// What the cores publish into; made before they start.
+#[derive(Debug)]
+struct Cores {
+    cores: Vec<CoreFigures>,
+    shards: Vec<ShardFigures>,
+}
+
+/// What the control task hands over.
+#[derive(Debug, Default)]
+struct Sample {
+    reports: Vec<Report>,
+    counters: ControlCounters,
+    permission: u32,
+    at_ms: i64,
+}
+
+/// All figures of the process.
+#[derive(Debug)]
+pub struct Metrics {
+    labels: String,
+    buffer_bytes: u64,
+    health: Arc<Health>,
+    cores: OnceLock<Cores>,
+    sample: Mutex<Sample>,
+    looked_us: AtomicU64,
+}
+
+impl Metrics {
+    /// Figures of a process with these settings; the cores are told later.
+    #[must_use]
+    pub fn new(config: &Config, health: Arc<Health>) -> Self {
+        let (cluster, node) = (&config.broker_cluster_name.0, &config.broker_name.0);
+        let mut labels = format!(
+            "cluster=\"{}\",node_type=\"broker\",node_id=\"{}\"",
+            escaped(cluster),
+            escaped(node)
+        );
+        for (name, value) in config.metrics_label.split(',').filter_map(|pair| pair.split_once(':'))
+        {
+            if is_label_name(name.trim()) {
+                let _ = write!(labels, ",{}=\"{}\"", name.trim(), escaped(value.trim()));
+            }
+        }
+        Self {
+            labels,
+            buffer_bytes: config.buffer_bytes.0,
+            health,
+            cores: OnceLock::new(),
+            sample: Mutex::default(),
+            looked_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes the places of the cores and shards, before the first of them runs.
+    pub fn set_cores(&self, cores: usize, shards: usize) {
+        let made = Cores {
+            cores: (0..cores).map(|_| CoreFigures::default()).collect(),
+            shards: (0..shards).map(|_| ShardFigures::default()).collect(),
+        };
+        // A second call would find the places made and in use; they stay.
+        let _ = self.cores.set(made);
+    }
+
+    /// Whether somebody looks at the page, so that the lag of groups is worth asking for.
+    #[must_use]
+    pub fn is_looked_at(&self, now_us: u64) -> bool {
+        let looked = self.looked_us.load(Ordering::Relaxed);
+        looked > 0 && now_us < looked.saturating_add(WANTED_US)
+    }
+
+    /// Takes a sample of the control task. Does not wait: while a page is being made of the last
+    /// sample, this one is given up.
+    fn take_sample(&self, sample: Sample) {
+        if let Ok(mut kept) = self.sample.try_lock() {
+            *kept = sample;
+        }
+    }
+
+    /// The page.
+    #[must_use]
+    pub fn text(&self) -> String {
+        set(&self.looked_us, sys::monotonic_us().max(1));
+        let mut page = Page::new(&self.labels);
+        self.process(&mut page);
+        if let Some(cores) = self.cores.get() {
+            self.published(cores, &mut page);
+        }
+        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        if sample.at_ms > 0 {
+            sampled(&sample, &mut page);
+        }
+        drop(sample);
+        page.finish()
+    }
+
+    fn process(&self, page: &mut Page<'_>) {
+        let version = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
+        page.add("pinion_build_info", "gauge", "The program.", &version, 1);
+        let phase = format!("phase=\"{}\"", self.health.phase().word());
+        page.add("pinion_phase", "gauge", "What the broker is doing.", &phase, 1);
+        let percent = self.health.progress().0;
+        let help = "Progress of recovery in percent; 100 once clients are served.";
+        page.add("pinion_recovery_percent", "gauge", help, "", percent);
+    }
+
+    fn published(&self, cores: &Cores, page: &mut Page<'_>) {
+        for (core, figures) in cores.cores.iter().enumerate() {
+            page.add_all(&figures.list(), &format!("core=\"{core}\""));
+        }
+        let (mut log_bytes, mut unsynced, mut unreadable) = (0, 0, 0);
+        for (shard, figures) in cores.shards.iter().enumerate() {
+            set(&figures.buffer_bytes, self.buffer_bytes);
+            page.add_all(&figures.list(), &format!("shard=\"{shard}\""));
+            log_bytes += figures.log_bytes.load(Ordering::Relaxed);
+            unsynced += figures.unsynced_bytes.load(Ordering::Relaxed);
+            unreadable += figures.unreadable_bytes.load(Ordering::Relaxed);
+        }
+        let medium = "storage_type=\"local\",storage_medium=\"disk\"";
+        let store = [
+            ("rocketmq_storage_size", "Bytes of the commit log.", log_bytes),
+            ("rocketmq_storage_flush_behind_bytes", "Bytes not flushed to the device.", unsynced),
+            ("rocketmq_storage_dispatch_behind_bytes", "Bytes not readable yet.", unreadable),
+        ];
+        for (name, help, value) in store {
+            page.add(name, "gauge", help, medium, value);
+        }
+    }
+}
+
+/// Series that come from the control task's reports.
+fn sampled(sample: &Sample, page: &mut Page<'_>) {
+    let counters = &sample.counters;
+    let broker = [
+        ("rocketmq_broker_permission", "2 write, 4 read, 6 both.", u64::from(sample.permission)),
+        ("rocketmq_topic_number", "Topics.", counters.topics as u64),
+        ("rocketmq_consumer_group_number", "Consumer groups.", counters.groups as u64),
+        ("pinion_client_registrations", "Registrations of clients.", counters.registrations as u64),
+        ("pinion_queue_locks", "Queues locked by ordered consumers.", counters.locks as u64),
+    ];
+    for (name, help, value) in broker {
+        page.add(name, "gauge", help, "", value);
+    }
+    let help = "How often a bound was met; the request was refused or the connection closed.";
+    let bound = "bound=\"control\"";
+    page.add("pinion_bound_hits_total", "counter", help, bound, counters.bound_hits);
+    reserve_time(sample, page);
+    messages_in(sample, page);
+    messages_out(sample, page);
+    delayed(sample, page);
+    lag(sample, page);
+}
+
+fn reserve_time(sample: &Sample, page: &mut Page<'_>) {
+    let stores = sample.reports.iter().flat_map(|report| &report.stores);
+    let oldest = stores.map(|store| store.earliest_store_timestamp).filter(|ms| *ms > 0).min();
+    let age_ms = oldest.map_or(0, |ms| sample.at_ms.saturating_sub(ms));
+    let medium = "storage_type=\"local\",storage_medium=\"disk\"";
+    let help = "Age of the oldest message, in milliseconds.";
+    let age_ms = u64::try_from(age_ms).unwrap_or(0);
+    page.add("rocketmq_storage_message_reserve_time", "gauge", help, medium, age_ms);
+}
+
+fn messages_in(sample: &Sample, page: &mut Page<'_>) {
+    let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (topic, messages, bytes) in &store.topic_put {
+            let sum = sums.entry(topic).or_default();
+            sum.0 += messages;
+            sum.1 += bytes;
+        }
+    }
+    for (topic, (messages, bytes)) in sums {
+        let labels = format!(
+            "topic=\"{}\",message_type=\"normal\",is_system=\"{}\"",
+            escaped(topic),
+            names::is_system_topic(topic)
+        );
+        let help = "Messages sent to a topic.";
+        page.named("rocketmq_messages_in_total", "counter", help, &labels, messages);
+        let help = "Bytes of bodies sent to a topic.";
+        page.named("rocketmq_throughput_in_total", "counter", help, &labels, bytes);
+    }
+}
+
+/// Labels of a consumer group on a topic.
+fn group_labels(topic: &str, group: &str) -> String {
+    let system = names::is_system_topic(topic) || names::SYSTEM_GROUPS.contains(&group);
+    format!(
+        "topic=\"{}\",consumer_group=\"{}\",is_system=\"{system}\",is_retry=\"{}\"",
+        escaped(topic),
+        escaped(group),
+        topic.starts_with(names::RETRY_PREFIX)
+    )
+}
+
+fn messages_out(sample: &Sample, page: &mut Page<'_>) {
+    let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (topic, group, messages, bytes) in &store.group_get {
+            let sum = sums.entry((topic, group)).or_default();
+            sum.0 += messages;
+            sum.1 += bytes;
+        }
+    }
+    for ((topic, group), (messages, bytes)) in sums {
+        let labels = group_labels(topic, group);
+        let help = "Messages handed to a group.";
+        page.named("rocketmq_messages_out_total", "counter", help, &labels, messages);
+        let help = "Bytes handed to a group.";
+        page.named("rocketmq_throughput_out_total", "counter", help, &labels, bytes);
+    }
+}
+
+fn delayed(sample: &Sample, page: &mut Page<'_>) {
+    let mut levels: BTreeMap<i32, u64> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (level, count) in &store.delayed {
+            *levels.entry(*level).or_default() += count;
+        }
+    }
+    for (level, count) in levels {
+        let labels = format!("level=\"{level}\"");
+        let help = "Delayed messages not yet delivered.";
+        page.add("pinion_delayed_messages", "gauge", help, &labels, count);
+    }
+}
+
+/// How far groups are behind: from the ends of queues and the offsets on them.
+fn lag(sample: &Sample, page: &mut Page<'_>) {
+    let queues = sample.reports.iter().flat_map(|report| &report.queues);
+    let ends: BTreeMap<(&str, i32), i64> =
+        queues.map(|queue| ((queue.topic.as_str(), queue.queue_id), queue.max_offset)).collect();
+    let mut sums: BTreeMap<(&str, &str), (u64, u64, u64)> = BTreeMap::new();
+    for offset in sample.reports.iter().flat_map(|report| &report.offsets) {
+        let key = (offset.topic.as_str(), offset.queue_id);
+        let Some(end) = ends.get(&key).copied() else { continue };
+        let pulled = offset.pull_offset.max(offset.offset);
+        let behind = |from: i64, to: i64| u64::try_from(to.saturating_sub(from)).unwrap_or(0);
+        let sum = sums.entry((&offset.topic, &offset.group)).or_default();
+        sum.0 += behind(offset.offset, end);
+        sum.1 += behind(offset.offset, pulled);
+        sum.2 += behind(pulled, end);
+    }
+    for ((topic, group), (lag, in_flight, ready)) in sums {
+        let labels = group_labels(topic, group);
+        let series = [
+            ("rocketmq_consumer_lag_messages", "Messages a group has not committed.", lag),
+            ("rocketmq_consumer_inflight_messages", "Messages pulled, not committed.", in_flight),
+            ("rocketmq_consumer_ready_messages", "Messages not pulled yet.", ready),
+        ];
+        for (name, help, value) in series {
+            page.named(name, "gauge", help, &labels, value);
+        }
+    }
+}
+
+struct Family {
+    kind: &'static str,
+    help: &'static str,
+    lines: String,
+}
+
+/// The page while it is made.
+struct Page<'a> {
+    labels: &'a str,
+    families: BTreeMap<&'static str, Family>,
+    named: usize,
+    left_out: u64,
+}
+
+impl<'a> Page<'a> {
+    fn new(labels: &'a str) -> Self {
+        Self { labels, families: BTreeMap::new(), named: 0, left_out: 0 }
+    }
+
+    fn add(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+        labels: &str,
+        value: u64,
+    ) {
+        let family = self.families.entry(name).or_insert_with(|| Family {
+            kind,
+            help: help.trim(),
+            lines: String::new(),
+        });
+        let comma = if labels.is_empty() { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = writeln!(family.lines, "{name}{{{}{comma}{labels}}} {value}", self.labels);
+    }
+
+    /// Adds a series that clients can make more of.
+    fn named(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+        labels: &str,
+        value: u64,
+    ) {
+        if self.named >= NAMED_SERIES_MAX {
+            self.left_out += 1;
+            return;
+        }
+        self.named += 1;
+        self.add(name, kind, help, labels, value);
+    }
+
+    fn add_all(&mut self, figures: &[Figure], place: &str) {
+        for (metric, kind, help, value) in figures {
+            let (name, own) = metric.split_once('{').unwrap_or((metric, ""));
+            let own = own.trim_end_matches('}');
+            let comma = if own.is_empty() { "" } else { "," };
+            self.add(name, kind, help, &format!("{place}{comma}{own}"), *value);
+        }
+    }
+
+    fn finish(mut self) -> String {
+        let help = "Series left out because the page would be too long.";
+        self.add("pinion_metrics_left_out", "gauge", help, "", self.left_out);
+        let mut out = String::new();
+        for (name, family) in &self.families {
+            let Family { kind, help, lines } = family;
+            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+        }
+        out
+    }
+}
+
+/// A label's value with what would end it made harmless.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn is_label_name(name: &str) -> bool {
+    let first = name.bytes().next();
+    first.is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+impl State {
+    /// Publishes this core's figures when a second has passed.
+    pub fn metrics_turn(&mut self) {
+        if self.now.monotonic_us < self.published_us + PUBLISH_US {
+            return;
+        }
+        self.published_us = self.now.monotonic_us;
+        let Some(places) = self.metrics.cores.get() else { return };
+        if let Some(place) = places.cores.get(self.core) {
+            self.publish_core(place);
+        }
+        for local in &self.shards {
+            let number = usize::from(local.shard.number());
+            if let Some(place) = places.shards.get(number) {
+                publish_shard(local, self.now, place);
+            }
+        }
+    }
+
+    fn publish_core(&self, place: &CoreFigures) {
+        let counters = &self.counters;
+        let waiting: usize = self.waiting.iter().map(std::collections::VecDeque::len).sum();
+        set(&place.frames, counters.frames);
+        set(&place.malformed, counters.malformed);
+        set(&place.connections, self.net.len() as u64);
+        set(&place.forwarded, counters.forwarded);
+        set(&place.mesh_waiting, waiting as u64);
+        set(&place.mesh_full, self.mesh.full_count());
+        set(&place.mesh_refused, counters.mesh_refused);
+        set(&place.park_refused, counters.park_refused);
+        set(&place.slow_closed, counters.slow_closed);
+        set(&place.get_found, counters.get_found);
+        set(&place.get_missed, counters.get_missed);
+        set(&place.get_messages, counters.get_messages);
+        set(&place.get_bytes, counters.get_bytes);
+    }
+
+    /// Whether a sample should bring queues and offsets along, for the lag of groups.
+    #[must_use]
+    pub fn wants_lag(&self) -> bool {
+        let queues: usize = self.directory.topics.values().map(|entry| entry.homes.len()).sum();
+        queues <= LAG_QUEUES_MAX && self.metrics.is_looked_at(self.now.monotonic_us)
+    }
+
+    /// Hands a sample of the control task to the page.
+    pub fn publish_sample(&self, reports: Vec<Report>) {
+        let Some(task) = &self.control else { return };
+        self.metrics.take_sample(Sample {
+            reports,
+            counters: task.control.counters(),
+            permission: self.config.broker_permission,
+            at_ms: self.now.wall_ms,
+        });
+    }
+}
+
+fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigures) {
+    let (shard, log, latency) = (&local.shard, local.shard.log(), &local.latency);
+    let counters = shard.counters();
+    set(&place.put_messages, counters.put_messages);
+    set(&place.put_bytes, counters.put_bytes);
+    set(&place.put_refused, counters.put_refused);
+    set(&place.latency_p50_us, latency.quantile_us(0.5));
+    set(&place.latency_p99_us, latency.quantile_us(0.99));
+    set(&place.latency_p999_us, latency.quantile_us(0.999));
+    set(&place.latency_max_us, latency.max_us());
+    set(&place.replies_waiting, local.replies.len() as u64);
+    set(&place.groups, log.groups_submitted());
+    set(&place.buffer_held_bytes, log.tail().saturating_sub(log.written()));
+    set(&place.unsynced_bytes, log.tail().saturating_sub(log.synced()));
+    set(&place.unreadable_bytes, log.tail().saturating_sub(log.watermark()));
+    set(&place.oldest_write_us, log.oldest_in_flight_us(now));
+    set(&place.log_bytes, log.tail().saturating_sub(log.min_position()));
+    set(&place.parked, shard.parked_held() as u64);
+    set(&place.poisoned, u64::from(log.poison().is_some()));
+    set(&place.disk_used_percent, u64::from(shard.disk_used_percent()));
+    set(&place.delayed_delivered, counters.delayed_delivered);
+    set(&place.delayed_dropped, counters.delayed_dropped);
+    set(&place.damaged_records, counters.damaged_records);
+    set(&place.cold_windows, counters.cold_windows);
+    set(&place.segments_prepared, counters.segments_prepared);
+    set(&place.segments_dropped, counters.segments_dropped);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::report::{OffsetReport, QueueReport, StoreReport};
+
+    fn metrics(labels: &str) -> Metrics {
+        let mut config = Config::default();
+        for (key, value) in [("brokerName", "b-1"), ("metricsLabel", labels)] {
+            config.set(key, value, crate::config::Origin::Default).unwrap();
+        }
+        Metrics::new(&config, Arc::new(Health::default()))
+    }
+
+    fn sample() -> Sample {
+        let store = |messages| StoreReport {
+            topic_put: vec![("T".into(), messages, messages * 10)],
+            group_get: vec![("T".into(), "g".into(), messages, messages * 10)],
+            earliest_store_timestamp: 400,
+            ..StoreReport::default()
+        };
+        let queue = QueueReport {
+            topic: "T".into(),
+            queue_id: 0,
+            shard: 0,
+            min_offset: 0,
+            max_offset: 100,
+            first_store_timestamp: 0,
+            last_store_timestamp: 0,
+        };
+        let offset = OffsetReport {
+            group: "g".into(),
+            topic: "T".into(),
+            queue_id: 0,
+            offset: 60,
+            pull_offset: 90,
+            last_timestamp: 0,
+        };
+        let first = Report {
+            stores: vec![store(3)],
+            queues: vec![queue],
+            offsets: vec![offset],
+            ..Report::default()
+        };
+        let second = Report { core: 1, stores: vec![store(4)], ..Report::default() };
+        let counters = ControlCounters { topics: 9, ..ControlCounters::default() };
+        Sample { reports: vec![first, second], counters, permission: 6, at_ms: 1_000 }
+    }
+
+    #[test]
+    fn the_page_tells_the_phase_before_any_core_runs() {
+        let text = metrics("").text();
+        assert!(text.contains("pinion_phase{cluster=\"DefaultCluster\",node_type=\"broker\","));
+        assert!(text.contains("phase=\"starting\"} 1\n"), "{text}");
+        assert!(!text.contains("rocketmq_topic_number"), "{text}");
+    }
+
+    #[test]
+    fn every_family_has_one_head_and_every_line_the_common_labels() {
+        let metrics = metrics("zone:a,bad name:x,rack:\"7\"");
+        metrics.set_cores(2, 3);
+        metrics.take_sample(sample());
+        let text = metrics.text();
+        let common = "{cluster=\"DefaultCluster\",node_type=\"broker\",node_id=\"b-1\",\
+                      zone=\"a\",rack=\"\\\"7\\\"\"";
+        let mut heads = std::collections::HashSet::new();
+        for line in text.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(head) => assert!(heads.insert(head.to_owned()), "{head} twice"),
+                None if line.starts_with('#') => {}
+                None => {
+                    let (name, rest) = line.split_at(line.find('{').unwrap());
+                    assert!(rest.starts_with(common), "{line}");
+                    let kinds = ["counter", "gauge"];
+                    assert!(kinds.iter().any(|kind| heads.contains(&format!("{name} {kind}"))));
+                }
+            }
+        }
+        assert!(text.contains("core=\"1\",bound=\"mesh\"} 0\n"), "{text}");
+        assert!(text.contains("shard=\"2\",quantile=\"0.99\"} 0\n"), "{text}");
+    }
+
+    #[test]
+    fn topics_and_groups_are_summed_over_the_cores() {
+        let metrics = metrics("");
+        metrics.take_sample(sample());
+        let text = metrics.text();
+        let value = |start: &str, label: &str| {
+            let line = text.lines().find(|line| line.starts_with(start) && line.contains(label));
+            line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.to_owned())
+        };
+        let expect = [
+            ("rocketmq_messages_in_total{", "topic=\"T\",message_type=\"normal\"", "7"),
+            ("rocketmq_throughput_in_total{", "is_system=\"false\"", "70"),
+            ("rocketmq_messages_out_total{", "topic=\"T\",consumer_group=\"g\"", "7"),
+            ("rocketmq_consumer_lag_messages{", "is_retry=\"false\"", "40"),
+            ("rocketmq_consumer_inflight_messages{", "consumer_group=\"g\"", "30"),
+            ("rocketmq_consumer_ready_messages{", "consumer_group=\"g\"", "10"),
+            ("rocketmq_storage_message_reserve_time{", "storage_type=\"local\"", "600"),
+            ("rocketmq_topic_number{", "node_id", "9"),
+            ("rocketmq_broker_permission{", "node_id", "6"),
+        ];
+        for (start, label, wanted) in expect {
+            assert_eq!(value(start, label).as_deref(), Some(wanted), "{start} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_page_in_the_making_costs_a_sample_and_no_wait() {
+        let metrics = metrics("");
+        let held = metrics.sample.lock().unwrap();
+        metrics.take_sample(sample());
+        drop(held);
+        assert!(!metrics.text().contains("rocketmq_topic_number"));
+    }
+
+    #[test]
+    fn too_many_names_are_left_out_and_counted() {
+        let mut page = Page::new("");
+        for number in 0..NAMED_SERIES_MAX + 3 {
+            page.named("n", "gauge", "", &format!("topic=\"{number}\""), 1);
+        }
+        let text = page.finish();
+        assert!(text.contains("pinion_metrics_left_out{} 3\n"));
+    }
+
+    #[test]
+    fn lag_is_asked_for_only_while_somebody_looks() {
+        let metrics = metrics("");
+        assert!(!metrics.is_looked_at(sys::monotonic_us()));
+        let _ = metrics.text();
+        assert!(metrics.is_looked_at(sys::monotonic_us()));
+        assert!(!metrics.is_looked_at(sys::monotonic_us() + 2 * WANTED_US));
+    }
+}
