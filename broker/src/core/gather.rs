@@ -205,6 +205,14 @@ impl State {
         }
     }
 
+    /// Whether a queue lives on a shard. At start every shard is given all saved offsets; only
+    /// those of its own queues count.
+    fn lives_on(&self, topic: &str, queue_id: i32, shard: u16) -> bool {
+        let entry = self.directory.topics.get(topic);
+        let home = usize::try_from(queue_id).ok().and_then(|id| entry?.homes.get(id));
+        home.is_some_and(|home| home.shard == shard)
+    }
+
     /// What this core's shards have to tell.
     fn report(&self, query: &ReportQuery) -> Report {
         let mut report = Report { core: self.core, ..Report::default() };
@@ -230,7 +238,8 @@ impl State {
                 let group = query.group.as_deref();
                 let offsets = shard.offsets().iter();
                 for (topic, name, entry) in offsets.filter(|(topic, ..)| wanted(topic)) {
-                    if group.is_some_and(|group| group != name) || entry.offset < 0 {
+                    let elsewhere = !self.lives_on(topic, entry.queue_id, shard.number());
+                    if group.is_some_and(|group| group != name) || entry.offset < 0 || elsewhere {
                         continue;
                     }
                     let last_timestamp = shard.queues().find(topic, entry.queue_id).and_then(|at| {
