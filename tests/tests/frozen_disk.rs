@@ -1,0 +1,251 @@
+//! A disk that hangs and comes back: `fsfreeze` on a loop device of the test's own (needs root).
+//!
+//! Invariant: under SYNC_FLUSH nothing is acknowledged while the disk hangs; under ASYNC_FLUSH
+//! sends go on until the buffer is full and are then refused in so many words; after the thaw all
+//! goes on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tests::audit::{Ledger, Sighting};
+use tests::client::{answer, physical_offset, pulled, sent};
+use tests::disk::LoopDisk;
+use tests::payload;
+use tests::process::BrokerProcess;
+use tests::{is_root, skipped, turn};
+
+const TOPIC: &str = "frozen";
+const DISK_BYTES: u64 = 1 << 30;
+const FROZEN: Duration = Duration::from_secs(2);
+const BODY_BYTES: usize = 64 << 10;
+
+/// A broker whose store lies on a loop disk; none where that cannot be had.
+fn on_loop_disk(name: &str, flush: &str) -> Option<(BrokerProcess, LoopDisk)> {
+    if !is_root() {
+        skipped("freezing a disk needs root");
+        return None;
+    }
+    let mut broker = BrokerProcess::new(name);
+    let disk = match LoopDisk::create(broker.root(), DISK_BYTES) {
+        Ok(disk) => disk,
+        Err(reason) => {
+            skipped(&format!("no loop disk: {reason}"));
+            return None;
+        }
+    };
+    std::fs::create_dir_all(broker.data()).expect("data directory");
+    let store = disk.path().join("store").display().to_string();
+    broker
+        .set("storePathRootDir", &store)
+        .set("flushDiskType", flush);
+    broker.set("pinion.bufferBytes", &(16 << 20).to_string());
+    Some((broker, disk))
+}
+
+fn launch(broker: &mut BrokerProcess, disk: &LoopDisk) {
+    let store = disk.path().join("store").display().to_string();
+    let words = [
+        "standalone",
+        "--data",
+        &store,
+        "--namesrv-port",
+        &broker.namesrv_port.to_string(),
+        "--broker-port",
+        &broker.broker_port.to_string(),
+        "-c",
+        &broker.configuration().display().to_string(),
+    ];
+    let words = words.map(str::to_owned);
+    broker.launch_as(&words);
+    broker.wait_ready();
+}
+
+#[test]
+fn synchronous_sends_wait_for_the_thaw() {
+    let _turn = turn();
+    let Some((mut broker, mut disk)) = on_loop_disk("frozen-sync", "SYNC_FLUSH") else {
+        return;
+    };
+    launch(&mut broker, &disk);
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    for number in 0..20 {
+        client
+            .send(TOPIC, 0, &payload::body(number, 1000), &[])
+            .expect("send");
+    }
+    let mut reader = broker.client();
+    // The first pull makes the group known, which is saved before it is answered.
+    assert_eq!(reader.read_queue(TOPIC, 0, 0).expect("read").len(), 20);
+    disk.freeze();
+    let opaque = client
+        .start_send(TOPIC, 0, &payload::body(20, 1000), &[])
+        .expect("start");
+    let frozen = Instant::now();
+    let answered = thread::scope(|scope| {
+        let waiting = scope.spawn(|| (client.finish(opaque), Instant::now()));
+        while frozen.elapsed() < FROZEN {
+            let pulled = reader.pull(TOPIC, 0, 0, 32).expect("reads go on");
+            assert_eq!(pulled.max_offset, 20, "unsynced messages are not readable");
+            thread::sleep(Duration::from_millis(50));
+        }
+        disk.thaw();
+        let thawed = Instant::now();
+        let (frame, answered) = waiting.join().expect("waiter");
+        let frame = frame.expect("an answer");
+        // A refusal is allowed at any time; an acknowledgement only after the thaw.
+        assert!(
+            frame.code != answer::SUCCESS || answered >= thawed,
+            "acknowledged while frozen"
+        );
+        frame.code == answer::SUCCESS
+    });
+    let expected = if answered { 21 } else { 20 };
+    let sent = client
+        .send(TOPIC, 0, &payload::body(21, 1000), &[])
+        .expect("goes on by itself");
+    assert!(sent.queue_offset >= expected, "{sent:?} after {expected}");
+    broker.kill();
+}
+
+/// Sends as fast as it can for `time`; returns acknowledgements and refusals with their delays.
+fn pour(broker: &BrokerProcess, time: Duration, first: u64) -> (Vec<Sighting>, Vec<String>) {
+    let mut client = broker.client();
+    let started = Instant::now();
+    let (mut acknowledged, mut refused) = (Vec::new(), Vec::new());
+    for number in first.. {
+        if started.elapsed() > time {
+            break;
+        }
+        let asked = Instant::now();
+        let body = payload::body(number, BODY_BYTES);
+        let opaque = client
+            .start_send(TOPIC, 0, &body, &[])
+            .expect("the connection stays");
+        let frame = client.finish(opaque).expect("an answer, not silence");
+        let text = frame.remark.clone().unwrap_or_default();
+        if frame.code == answer::SUCCESS {
+            let sent = sent(frame).expect("a send answer");
+            acknowledged.push(Sighting {
+                number,
+                queue_id: sent.queue_id,
+                queue_offset: sent.queue_offset,
+                physical_offset: physical_offset(sent.message_id()),
+            });
+        } else {
+            assert_eq!(frame.code, answer::SERVICE_NOT_AVAILABLE, "{text}");
+            refused.push(format!("{text} after {:?}", asked.elapsed()));
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    (acknowledged, refused)
+}
+
+#[test]
+fn asynchronous_sends_go_on_to_the_bound_and_are_then_refused() {
+    let _turn = turn();
+    let Some((mut broker, mut disk)) = on_loop_disk("frozen-async", "ASYNC_FLUSH") else {
+        return;
+    };
+    launch(&mut broker, &disk);
+    broker
+        .client()
+        .create_topic(TOPIC, 1)
+        .expect("create topic");
+    let mut ledger = Ledger::default();
+    // A loop disk may be slower than the sender, so refusals are allowed before the freeze, too.
+    let (before, _) = pour(&broker, Duration::from_millis(300), 0);
+    assert!(!before.is_empty(), "nothing acknowledged by a healthy disk");
+    // Let what is buffered reach the disk, so that the freeze meets an empty buffer.
+    thread::sleep(Duration::from_secs(1));
+    disk.freeze();
+    let (during, refused) = pour(&broker, FROZEN, 1_000_000);
+    assert!(
+        during.len() >= 16,
+        "only {} acknowledged while frozen",
+        during.len()
+    );
+    assert!(
+        !refused.is_empty(),
+        "{} MiB taken without a bound",
+        (during.len() * BODY_BYTES) >> 20
+    );
+    assert!(
+        refused[0].to_lowercase().contains("disk"),
+        "the refusal names the cause: {refused:?}"
+    );
+    disk.thaw();
+    let (after, _) = pour(&broker, Duration::from_secs(2), 2_000_000);
+    assert!(!after.is_empty(), "nothing acknowledged after the thaw");
+    before
+        .into_iter()
+        .chain(during)
+        .chain(after)
+        .for_each(|seen| ledger.note(seen));
+    ledger.audit(&mut broker.client(), TOPIC, 1, true);
+    broker.kill();
+    launch(&mut broker, &disk);
+    ledger.audit(&mut broker.client(), TOPIC, 1, true);
+    broker.stop();
+}
+
+/// H18: whatever the disk does, an acknowledged offset can be pulled at once.
+#[test]
+fn a_message_is_readable_the_moment_it_is_acknowledged() {
+    let _turn = turn();
+    let Some((mut broker, mut disk)) = on_loop_disk("frozen-read", "ASYNC_FLUSH") else {
+        return;
+    };
+    broker.set("mappedFileSizeCommitLog", &(1 << 20).to_string());
+    launch(&mut broker, &disk);
+    broker
+        .client()
+        .create_topic(TOPIC, 8)
+        .expect("create topic");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for queue in 0..8 {
+            let (broker, stop) = (&broker, &stop);
+            scope.spawn(move || {
+                let mut client = broker.client();
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let body = payload::body(number, 2000);
+                    let opaque = client.start_send(TOPIC, queue, &body, &[]).expect("start");
+                    let frame = client.finish(opaque).expect("an answer");
+                    if frame.code != answer::SUCCESS {
+                        thread::sleep(Duration::from_millis(5));
+                        continue;
+                    }
+                    let offset = sent(frame).expect("send answer").queue_offset;
+                    let wait = Duration::ZERO;
+                    let opaque = client
+                        .start_pull(TOPIC, queue, offset, 1, wait)
+                        .expect("start");
+                    let pulled = pulled(client.finish(opaque).expect("answer")).expect("pull");
+                    assert_eq!(
+                        pulled.code,
+                        answer::SUCCESS,
+                        "queue {queue} offset {offset}"
+                    );
+                    assert_eq!(
+                        pulled.records[0].body, body,
+                        "queue {queue} offset {offset}"
+                    );
+                }
+            });
+        }
+        for _ in 0..2 {
+            thread::sleep(Duration::from_secs(1));
+            disk.freeze();
+            thread::sleep(FROZEN);
+            disk.thaw();
+        }
+        thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::Relaxed);
+    });
+    broker.stop();
+}
