@@ -198,6 +198,7 @@ pub fn save(dir: &Path, name: &str, bytes: &[u8]) -> Result<Saved, SettingsError
     let files = Files::new(dir, name)?;
     fs::create_dir_all(dir).map_err(io_error("create the directory", dir))?;
     let mut sums = files.sums()?;
+    finish_cut_save(&files, &mut sums)?;
     let current = inspect_current(&files, &mut sums)?;
     let generation = sums.first().map_or(0, |sum| sum.generation) + 1;
     let temporary = files.with("tmp");
@@ -205,17 +206,34 @@ pub fn save(dir: &Path, name: &str, bytes: &[u8]) -> Result<Saved, SettingsError
     sums.insert(0, Sum::of(generation, bytes));
     sums.truncate(SUM_LINES_MAX);
     write_sums(&files, &sums)?;
+    put_in_place(&files, current)?;
+    sync_dir(dir)?;
+    Ok(Saved { generation })
+}
+
+/// Makes the finished temporary file the current one.
+fn put_in_place(files: &Files, current: Current) -> Result<(), SettingsError> {
     match current {
-        Current::Whole => rotate(&files)?,
+        Current::Whole => rotate(files)?,
         Current::Damaged => {
             // Kept for whoever wants to look, but never in the place of a whole generation.
             rename(&files.current(), &files.with("damaged"))?;
         }
         Current::Missing => {}
     }
-    rename(&temporary, &files.current())?;
-    sync_dir(dir)?;
-    Ok(Saved { generation })
+    rename(&files.with("tmp"), &files.current())
+}
+
+/// Ends a save that a kill cut off behind its list of checksums: its temporary file may be the only
+/// copy of the newest generation, which the next save must not write over.
+fn finish_cut_save(files: &Files, sums: &mut Vec<Sum>) -> Result<(), SettingsError> {
+    let left = read_if_there(&files.with("tmp"))?;
+    let newest = sums.first().is_some_and(|sum| left.is_some_and(|bytes| sum.fits(&bytes)));
+    if newest {
+        let current = inspect_current(files, sums)?;
+        put_in_place(files, current)?;
+    }
+    Ok(())
 }
 
 /// Reads the newest whole generation of `name` in `dir`; nothing when none was ever saved.

@@ -283,3 +283,18 @@ fn a_replaced_file_is_whole_and_the_one_before_is_kept() {
     assert_eq!(fs::read(&path).unwrap(), b"a=2\n");
     assert_eq!(fs::read(dir.file("broker.conf.bak")).unwrap(), b"a=1\n");
 }
+
+#[test]
+fn a_kill_in_the_save_after_a_cut_one_leaves_a_whole_generation() {
+    let dir = Dir::new("cut-twice");
+    let (current, temporary) = (dir.file(NAME), dir.file("topics.json.tmp"));
+    // The first save ended behind its list of checksums, before the file was put in place.
+    save(&dir.0, NAME, &table(1)).unwrap();
+    fs::rename(&current, &temporary).unwrap();
+    // The next one ends before its own file is in place, its temporary file half written.
+    save(&dir.0, NAME, &table(2)).unwrap();
+    fs::remove_file(&current).unwrap();
+    fs::write(&temporary, b"{\"off").unwrap();
+    let loaded = load(&dir.0, NAME).unwrap().unwrap();
+    assert_eq!(loaded.bytes, table(1));
+}

@@ -4,7 +4,7 @@
 //! Invariant: only changes sent by the control task alter it, so all copies agree up to messages
 //! still on their way.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use shard::queue::QueueIndex;
@@ -15,6 +15,11 @@ use crate::control::subscriptions::GroupSubscriptions;
 
 /// No local queue.
 pub const NO_QUEUE: QueueIndex = QueueIndex::MAX;
+
+/// Most groups per topic of which it is remembered when they were last told.
+const PULLING_GROUPS_MAX: usize = 1_024;
+/// How often the control task is told that a group still pulls from a topic, in milliseconds.
+const PULLING_TOLD_MS: i64 = 60_000;
 
 /// Where a queue lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +50,36 @@ pub struct TopicEntry {
     pub put: TopicCounters,
     /// Messages got here, by group.
     pub got: Vec<(Box<str>, TopicCounters)>,
+    /// When the control task was last told that a group pulls from here, in milliseconds.
+    pulling: Vec<(Box<str>, i64)>,
     /// Queue the next send without a queue goes to.
     pub next_queue: u32,
 }
 
 impl TopicEntry {
+    /// Whether the control task is to be told that a group pulls from here.
+    pub fn is_pull_news(&mut self, group: &str, now_ms: i64) -> bool {
+        match self.pulling.iter_mut().find(|(name, _)| &**name == group) {
+            Some((_, told_ms)) => {
+                let is_due = now_ms - *told_ms >= PULLING_TOLD_MS;
+                if is_due {
+                    *told_ms = now_ms;
+                }
+                is_due
+            }
+            None => {
+                if self.pulling.len() >= PULLING_GROUPS_MAX {
+                    self.pulling.retain(|(_, told_ms)| now_ms - *told_ms < PULLING_TOLD_MS);
+                }
+                let has_room = self.pulling.len() < PULLING_GROUPS_MAX;
+                if has_room {
+                    self.pulling.push((group.into(), now_ms));
+                }
+                has_room
+            }
+        }
+    }
+
     /// Counts messages handed to a group.
     pub fn count_got(&mut self, group: &str, messages: u64, bytes: u64) {
         let at = match self.got.iter().position(|(name, _)| &**name == group) {
@@ -75,11 +105,24 @@ pub struct Directory {
     pub groups: HashMap<Box<str>, Arc<SubscriptionGroupConfig>>,
     /// Subscriptions by group.
     pub subscriptions: HashMap<Box<str>, Arc<GroupSubscriptions>>,
+    /// Topics that were removed since the start; some may have been made again.
+    pub made_again: HashSet<Box<str>>,
     /// Forbidden bits by group and topic.
     pub forbidden: HashMap<Box<str>, Arc<BTreeMap<String, i32>>>,
 }
 
+/// Removed topics that are remembered.
+pub const MADE_AGAIN_MAX: usize = 100_000;
+
 impl Directory {
+    /// Forgets a topic.
+    pub fn remove_topic(&mut self, topic: &str) {
+        self.topics.remove(topic);
+        if self.made_again.len() < MADE_AGAIN_MAX {
+            self.made_again.insert(topic.into());
+        }
+    }
+
     /// Takes a new or changed topic; `open` opens local queues.
     pub fn put_topic(
         &mut self,
@@ -103,6 +146,7 @@ impl Directory {
                     homes,
                     put: TopicCounters::default(),
                     got: Vec::new(),
+                    pulling: Vec::new(),
                     next_queue: 0,
                 };
                 self.topics.insert(name.into(), entry);

@@ -207,6 +207,11 @@ impl State {
                 }
             }
             MeshMessage::Closed(link) => self.control_closed(link),
+            MeshMessage::Pulling { group, topic } => {
+                self.with_control(|control, now_ms, _| {
+                    control.note_pull_only(now_ms, &group, &topic);
+                });
+            }
             MeshMessage::Change(change) => self.on_change(change),
             MeshMessage::Put(order) => self.on_put(*order),
             MeshMessage::SetOffsets { sets, reset } => self.on_set_offsets(&sets, reset),
@@ -223,7 +228,8 @@ impl State {
         self.on_request(origin, &header, whole, frame.body, queue_id);
     }
 
-    fn on_change(&mut self, change: Change) {
+    /// Takes a change of shared tables.
+    pub fn on_change(&mut self, change: Change) {
         match change {
             Change::Topic(placed) => {
                 let shards = &mut self.shards;
@@ -238,7 +244,7 @@ impl State {
                 });
             }
             Change::TopicRemoved(topic) => {
-                self.directory.topics.remove(&*topic);
+                self.directory.remove_topic(&topic);
                 for local in &mut self.shards {
                     if local.shard.queues().of_topic(&topic).next().is_some()
                         && let Err(refusal) = local.shard.remove_topic(self.now, &topic)

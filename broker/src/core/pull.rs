@@ -11,7 +11,7 @@ use wire::message::sysflag;
 use wire::message::tags::java_hash;
 use wire::requests::PullRequest;
 
-use super::messages::ReplyTo;
+use super::messages::{MeshMessage, ReplyTo};
 use super::pulls::{WaitingPull, WaitsFor};
 use super::state::State;
 use crate::control::effects::Origin;
@@ -87,7 +87,7 @@ impl State {
             topic_sys_flag,
             suggested_broker: suggested_broker.into(),
         };
-        self.commit_with_pull(&request, &topic, &group, local);
+        self.commit_with_pull(&request, &topic, &group, (local, home.index));
         let reset = self.shards.get_mut(local).and_then(|local| {
             local.shard.take_reset(&topic, &group, request.queue_id)
         });
@@ -196,11 +196,12 @@ impl State {
         request: &PullRequest<'_>,
         topic: &str,
         group: &str,
-        local: usize,
+        (local, queue): (usize, shard::queue::QueueIndex),
     ) {
         let Some(local) = self.shards.get_mut(local) else { return };
         let commits = request.sys_flag & sysflag::PULL_COMMIT_OFFSET != 0;
-        if commits && request.commit_offset >= 0 {
+        let end = local.shard.bounds(queue).map_or(0, |(_, end)| end as i64);
+        if commits && (0..=end).contains(&request.commit_offset) {
             let (id, offset) = (request.queue_id, request.commit_offset);
             let result = local.shard.commit_offset(self.now, topic, group, id, offset);
             if let Err(refusal) = result {
@@ -265,7 +266,13 @@ impl State {
         let moved = response::PULL_OFFSET_MOVED;
         match selection {
             Selection::TooSmall => self.answer_pull(pull, moved, min as i64, "OFFSET_TOO_SMALL"),
+            Selection::TooLarge if self.was_made_again(pull) => {
+                self.answer_pull(pull, moved, min as i64, "OFFSET_OVERFLOW_BADLY");
+            }
             Selection::TooLarge => self.answer_pull(pull, moved, max as i64, "OFFSET_OVERFLOW_BADLY"),
+            _ if pull.offset > max as i64 && self.was_made_again(pull) => {
+                self.answer_pull(pull, moved, min as i64, "NO_MESSAGE_IN_QUEUE");
+            }
             _ if pull.offset != max as i64 => {
                 self.answer_pull(pull, moved, max as i64, "NO_MESSAGE_IN_QUEUE");
             }
@@ -274,6 +281,14 @@ impl State {
                 self.answer_pull(pull, not_found, max as i64, "NO_MESSAGE_IN_QUEUE");
             }
         }
+    }
+
+    /// Whether the pull is for a topic that was deleted and made again while this process ran. A
+    /// consumer that stands beyond its end must begin at the start, or it would miss messages.
+    fn was_made_again(&self, pull: &WaitingPull) -> bool {
+        let queue =
+            self.shards.get(pull.local).and_then(|local| local.shard.queues().get(pull.queue));
+        queue.is_some_and(|queue| self.directory.made_again.contains(&*queue.topic))
     }
 
     fn park(&mut self, pull: WaitingPull) {
@@ -409,8 +424,11 @@ impl State {
     }
 
     fn note_pull_only(&mut self, group: &str, topic: &str) {
-        if let Some(control) = &mut self.control {
-            control.control.note_pull_only(self.now.wall_ms, group, topic);
+        let now_ms = self.now.wall_ms;
+        let entry = self.directory.topics.get_mut(topic);
+        if entry.is_some_and(|entry| entry.is_pull_news(group, now_ms)) {
+            let (group, topic) = (group.into(), topic.into());
+            self.send_to(0, MeshMessage::Pulling { group, topic });
         }
     }
 }

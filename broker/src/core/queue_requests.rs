@@ -49,7 +49,9 @@ impl State {
         let Some(local) = self.local_shard(home.shard) else { return };
         match header.code {
             request::QUERY_CONSUMER_OFFSET => self.query_offset(reply, header, local, home),
-            request::UPDATE_CONSUMER_OFFSET => self.update_offset(origin, reply, header, local, whole),
+            request::UPDATE_CONSUMER_OFFSET => {
+                self.update_offset(origin, reply, header, (local, home), whole);
+            }
             request::SEARCH_OFFSET_BY_TIMESTAMP => self.search_offset(reply, header, local, home),
             request::GET_EARLIEST_MSG_STORETIME => self.earliest_time(reply, local, home),
             code => {
@@ -137,7 +139,7 @@ impl State {
         origin: &Origin,
         reply: &ReplyTo,
         header: &Header<'_>,
-        local: usize,
+        (local, home): (usize, QueueHome),
         whole: &[u8],
     ) {
         let update = match UpdateOffset::decode(&header.ext) {
@@ -156,7 +158,10 @@ impl State {
         let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else { return };
         let (topic, group) = (&*update.topic, &*update.consumer_group);
         let pending = shard.offsets().get(topic, group, update.queue_id);
-        if pending.is_some_and(|entry| entry.reset_to >= 0) {
+        let end = shard.bounds(home.index).map_or(0, |(_, end)| end as i64);
+        // A consumer of a topic that was deleted and made again still commits where it stood.
+        let stale = update.commit_offset > end;
+        if stale || pending.is_some_and(|entry| entry.reset_to >= 0) {
             return self.answer(reply, response::SUCCESS, None);
         }
         let offset = update.commit_offset;

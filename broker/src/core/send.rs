@@ -1,4 +1,5 @@
-//! The send path: from a request to a record in the shard's ring and an answer behind its watermark.
+//! The send path: from a request to a record in the shard's ring and an answer behind its
+//! watermark.
 //!
 //! Read it in this order: [`State::on_send`] finds the queue and its home, [`State::append_single`]
 //! puts the message into the ring, [`State::finish_send`] lets the answer go as soon as the shard's
@@ -63,6 +64,25 @@ fn wishes(stored: &[u8]) -> Wishes {
         }
     }
     found
+}
+
+/// Messages of a batch and the log bytes they take at most, or what is wrong with it.
+fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
+    let (mut count, mut bytes) = (0, 0);
+    for message in batch::iter(body) {
+        let message = message.map_err(|error| error.to_string())?;
+        if message.properties.len() > PROPERTIES_BYTES_MAX {
+            return Err(format!(
+                "message {count} of the batch: properties over {PROPERTIES_BYTES_MAX} bytes"
+            ));
+        }
+        if wishes(message.properties).delay_level > 0 {
+            return Err(format!("message {count} of the batch is delayed; send it alone"));
+        }
+        count += 1;
+        bytes += (message.body.len() + message.properties.len() + 512) as u64;
+    }
+    if count == 0 { Err("the batch is empty".to_owned()) } else { Ok((count, bytes)) }
 }
 
 fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
@@ -259,29 +279,13 @@ impl State {
         body: &[u8],
         target: &Target,
     ) -> Result<(), Refusal> {
-        let (mut count, mut bytes) = (0, 0);
-        for message in batch::iter(body) {
-            let problem = match message {
-                Ok(message) if message.properties.len() > PROPERTIES_BYTES_MAX => {
-                    format!("message {count} of the batch: properties over {PROPERTIES_BYTES_MAX} bytes")
-                }
-                Ok(message) if wishes(message.properties).delay_level > 0 => {
-                    format!("message {count} of the batch is delayed; send it alone")
-                }
-                Ok(message) => {
-                    count += 1;
-                    bytes += (message.body.len() + message.properties.len() + 512) as u64;
-                    continue;
-                }
-                Err(error) => error.to_string(),
-            };
-            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&problem));
-            return Ok(());
-        }
-        if count == 0 {
-            self.answer(reply, response::MESSAGE_ILLEGAL, Some("the batch is empty"));
-            return Ok(());
-        }
+        let (count, bytes) = match measure_batch(body) {
+            Ok(found) => found,
+            Err(problem) => {
+                self.answer(reply, response::MESSAGE_ILLEGAL, Some(&problem));
+                return Ok(());
+            }
+        };
         let Some(local) = self.shards.get_mut(target.local) else { return Ok(()) };
         local.shard.check_room(count, bytes, self.now)?;
         self.scratch.ids.clear();

@@ -18,7 +18,7 @@ use shard::runtime::{COLD_SLOT_BYTES, probe, sys};
 
 use super::connections::Purpose;
 use super::control_task::ControlTask;
-use super::messages::MeshMessage;
+use super::messages::{Change, MeshMessage};
 use super::metrics::Metrics;
 use super::namesrv_task::{KV_FILE, NameServerTask};
 use super::registrar::{Identity, Registrar};
@@ -30,6 +30,7 @@ use crate::cli::banner::{Banner, BrokerLines};
 use crate::cli::{NamesrvPlan, RunPlan};
 use crate::config::Config;
 use crate::config::value::MetricsExporter;
+use crate::control::effects::Effect;
 use crate::control::{Control, ControlSetup, SavedTables};
 use crate::health::{Health, HealthServer, Phase};
 use crate::namesrv::{NameServer, NameServerConfig};
@@ -50,7 +51,8 @@ struct Seed {
     log_port: LogPort,
     lock_memory: bool,
     store_host: SocketAddr,
-    control: Option<(Control, Registrar, Vec<crate::control::effects::Effect>)>,
+    control: Option<(Control, Registrar, Vec<Effect>)>,
+    changes: Vec<Change>,
     name_server: Option<(NameServer, std::path::PathBuf, Vec<SocketAddr>)>,
     broker_listen: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
@@ -237,6 +239,7 @@ fn seeds(
             lock_memory: plan.granted.memlock,
             store_host,
             control: if core == 0 { parts.control.take() } else { None },
+            changes: parts.changes.clone(),
             name_server: if core == 0 { name_server.take() } else { None },
             broker_listen: broker_listen.clone(),
             stop: stop.clone(),
@@ -263,7 +266,8 @@ struct StoreParts {
     held: Held,
     buffer_dir: Option<std::path::PathBuf>,
     log_port: LogPort,
-    control: Option<(Control, Registrar, Vec<crate::control::effects::Effect>)>,
+    control: Option<(Control, Registrar, Vec<Effect>)>,
+    changes: Vec<Change>,
     lines: Option<BrokerLines>,
 }
 
@@ -276,6 +280,7 @@ impl StoreParts {
             buffer_dir: None,
             log_port: LogPort::Thread,
             control: None,
+            changes: Vec::new(),
             lines: None,
         }
     }
@@ -294,6 +299,7 @@ fn divide_store(
     identity.clean = false;
     identity.save(&root)?;
     let (control, effects) = control(config, &identity, &root, host, &shards)?;
+    let (changes, effects) = settle_first_effects(&root, effects)?;
     let registrar = registrar(config)?;
     let log_dir = config.store_path_commit_log.as_path();
     let (log_port, why) = start::choose_log_port(config, &storage, log_dir);
@@ -312,6 +318,7 @@ fn divide_store(
         buffer_dir,
         log_port,
         control: Some((control, registrar, effects)),
+        changes,
         lines: Some(lines),
     })
 }
@@ -322,7 +329,7 @@ fn control(
     root: &std::path::Path,
     host: SocketAddr,
     shards: &[Recovered<RealStorage>],
-) -> Result<(Control, Vec<crate::control::effects::Effect>), CoreError> {
+) -> Result<(Control, Vec<Effect>), CoreError> {
     let dir = root.join("config");
     let load = |name: &str| match settings::load(&dir, name) {
         Ok(loaded) => Ok(loaded.map(|loaded| loaded.bytes)),
@@ -351,6 +358,31 @@ fn control(
         }
     }
     Ok((control, effects))
+}
+
+/// Does what the control task wants done at its start before anybody listens: its tables are saved
+/// here, and every core gets its topics and groups with its seed. Requests are never answered from
+/// tables that are still empty.
+fn settle_first_effects(
+    root: &std::path::Path,
+    effects: Vec<Effect>,
+) -> Result<(Vec<Change>, Vec<Effect>), CoreError> {
+    let (mut changes, mut later) = (Vec::new(), Vec::new());
+    for effect in effects {
+        match effect {
+            Effect::Save { name, bytes } => {
+                settings::save(&root.join("config"), name, &bytes)
+                    .map_err(|error| CoreError::Other(error.to_string()))?;
+            }
+            Effect::TopicChanged(topic) => changes.push(Change::Topic(topic)),
+            Effect::GroupChanged(group) => changes.push(Change::Group(group)),
+            Effect::ForbiddenChanged { group, topics } => {
+                changes.push(Change::Forbidden(group, topics));
+            }
+            other => later.push(other),
+        }
+    }
+    Ok((changes, later))
 }
 
 fn registrar(config: &Config) -> Result<Registrar, CoreError> {
@@ -392,6 +424,7 @@ fn name_server(
         .map_err(|error| CoreError::Other(error.to_string()))?;
     let addresses = keys.bind_address.resolve(keys.listen_port);
     let addresses = addresses.map_err(|source| machine("resolving bindAddress", source))?;
+    let addresses: Vec<SocketAddr> = addresses.into_iter().map(both_families).collect();
     check_free(&addresses, "listenPort (--namesrv-port)")?;
     Ok((server, plan.data.clone(), addresses))
 }
@@ -417,10 +450,26 @@ fn broker_addresses(config: &Config) -> Result<Vec<SocketAddr>, CoreError> {
     for port in [config.listen_port, config.listen_port.saturating_sub(2)] {
         let found = config.bind_address.resolve(port);
         let found = found.map_err(|source| machine("resolving bindAddress", source))?;
-        addresses.extend(found.first());
+        addresses.extend(found.first().map(|address| both_families(*address)));
     }
     check_free(&addresses, "listenPort")?;
     Ok(addresses)
+}
+
+/// The address that stands for "every address of this machine" in both families, where the system
+/// has both: clients of IPv4 and IPv6 then come in at one listener, as they do with Java's broker.
+fn both_families(address: SocketAddr) -> SocketAddr {
+    let every = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, address.port()));
+    let separate = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only");
+    let together = separate.is_ok_and(|text| text.trim() == "0");
+    let any_port = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0));
+    if address.ip() == std::net::Ipv4Addr::UNSPECIFIED
+        && together
+        && sys::tcp_listener(any_port, false).is_ok()
+    {
+        return every;
+    }
+    address
 }
 
 /// The cores share their port among themselves; that it is not shared with another process is
@@ -534,6 +583,7 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
         recovered.set_local(local as u16);
         shards.push(open_shard(&seed, &config, &mut driver, recovered)?);
     }
+    let changes = std::mem::take(&mut seed.changes);
     let mut listeners = Vec::new();
     for address in &seed.broker_listen {
         let listener = driver.listen(*address, true).map_err(|source| CoreError::Listen {
@@ -557,6 +607,9 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
     let now = driver.refresh_clock();
     let mut state = new_state(seed, config, shards);
     state.now = now;
+    for change in changes {
+        state.on_change(change);
+    }
     state.begin_control();
     Ok(Core { driver, state, listeners, stop, idle_scanned_us: now.monotonic_us, drain_until_us: None })
 }
