@@ -45,6 +45,14 @@ const SHARING_PLACES: &[(&str, &str)] = &[
         "shard/src/io/sim.rs",
         "the disk of the simulator outlives its shards",
     ),
+    (
+        "shard/src/io/real.rs",
+        "whether direct I/O was refused is told to the start-up once, by every copy of the storage",
+    ),
+    (
+        "shard/src/memory.rs",
+        "the mapping of a buffer lives as long as the disk port's writer that writes from it",
+    ),
 ];
 /// Where memory may be mapped, with the reason.
 const MAPPING_PLACES: &[(&str, &str)] = &[

@@ -61,8 +61,12 @@ impl State {
             let remark = "this broker takes no messages (brokerPermission)";
             return self.answer(reply, response::NO_PERMISSION, Some(remark));
         }
-        let Some(local) = self.shard_of_offset(back.offset, origin, reply, whole) else { return };
-        let own_limit = back.max_reconsume_times.filter(|_| header.version >= OWN_LIMIT_VERSION);
+        let Some(local) = self.shard_of_offset(back.offset, origin, reply, whole) else {
+            return;
+        };
+        let own_limit = back
+            .max_reconsume_times
+            .filter(|_| header.version >= OWN_LIMIT_VERSION);
         let order = BackOrder {
             origin: *origin,
             reply: *reply,
@@ -72,7 +76,9 @@ impl State {
             most: own_limit.unwrap_or(config.retry_max_times),
             retry_queues: config.retry_queue_nums,
         };
-        let question = Question::Record { physical_offset: back.offset };
+        let question = Question::Record {
+            physical_offset: back.offset,
+        };
         let then = Then::Back(Box::new(order));
         self.ask_cold(local, question, ColdAsk { then, local });
     }
@@ -87,7 +93,9 @@ impl State {
             }
             _ => None,
         };
-        let view = record.as_deref().and_then(|record| RecordView::parse(record).ok());
+        let view = record
+            .as_deref()
+            .and_then(|record| RecordView::parse(record).ok());
         let Some(view) = view else {
             let remark = "look message by offset failed: it is not, or no longer, in the log";
             return self.answer(&order.reply, response::SYSTEM_ERROR, Some(remark));
@@ -131,11 +139,19 @@ impl State {
 
     /// Stores a message of the broker's own making, on the core of its queue.
     pub fn on_put(&mut self, order: PutOrder) {
-        let home = usize::try_from(order.queue_id)
-            .ok()
-            .and_then(|id| self.directory.topics.get(&*order.topic)?.homes.get(id).copied());
+        let home = usize::try_from(order.queue_id).ok().and_then(|id| {
+            self.directory
+                .topics
+                .get(&*order.topic)?
+                .homes
+                .get(id)
+                .copied()
+        });
         let Some(home) = home else {
-            let remark = format!("queueId {} of topic {} does not exist", order.queue_id, order.topic);
+            let remark = format!(
+                "queueId {} of topic {} does not exist",
+                order.queue_id, order.topic
+            );
             return self.answer(&order.reply, response::SYSTEM_ERROR, Some(&remark));
         };
         let Some(local) = self.local_shard(home.shard) else {
@@ -167,7 +183,9 @@ impl State {
             unique_key: properties::get(&stored, properties::UNIQ_KEY),
             keys: properties::get(&stored, properties::KEYS),
         };
-        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else { return };
+        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
+            return;
+        };
         let appended = if order.delay_level > 0 {
             shard.append_delayed(self.now, message, order.delay_level)
         } else {
@@ -192,9 +210,20 @@ impl State {
                 return self.answer(reply, response::SYSTEM_ERROR, Some(&error.to_string()));
             }
         };
-        let Some(local) = self.shard_of_offset(view.offset, origin, reply, whole) else { return };
-        let question = Question::Record { physical_offset: view.offset };
-        self.ask_cold(local, question, ColdAsk { then: Then::AnswerView(*reply), local });
+        let Some(local) = self.shard_of_offset(view.offset, origin, reply, whole) else {
+            return;
+        };
+        let question = Question::Record {
+            physical_offset: view.offset,
+        };
+        self.ask_cold(
+            local,
+            question,
+            ColdAsk {
+                then: Then::AnswerView(*reply),
+                local,
+            },
+        );
     }
 }
 

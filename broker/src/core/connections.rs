@@ -126,7 +126,10 @@ impl Connections {
 
     /// The output buffer of a connection, listed for the next flush; `None` if it is gone.
     pub fn output(&mut self, id: u64) -> Option<&mut Vec<u8>> {
-        let connection = self.all.get_mut(&id).filter(|connection| !connection.closing)?;
+        let connection = self
+            .all
+            .get_mut(&id)
+            .filter(|connection| !connection.closing)?;
         if !connection.listed {
             connection.listed = true;
             self.with_output.push(id);
@@ -142,13 +145,18 @@ impl Connections {
     ) {
         let listed = std::mem::take(&mut self.with_output);
         for id in &listed {
-            let Some(connection) = self.all.get_mut(id) else { continue };
+            let Some(connection) = self.all.get_mut(id) else {
+                continue;
+            };
             connection.listed = false;
             let unsent = connection.out.len();
             if !connection.sending && unsent > 0 {
                 connection.sending = true;
                 let next = std::mem::take(&mut connection.spare);
-                send(ConnectionId(*id), std::mem::replace(&mut connection.out, next));
+                send(
+                    ConnectionId(*id),
+                    std::mem::replace(&mut connection.out, next),
+                );
             } else if unsent > OUT_BYTES_MAX {
                 connection.closing = true;
                 press(ConnectionId(*id), Pressure::Close);
@@ -166,7 +174,9 @@ impl Connections {
 
     /// Takes the buffer of a finished send back.
     pub fn sent(&mut self, id: u64, mut buffer: Vec<u8>, now_us: u64) -> Pressure {
-        let Some(connection) = self.all.get_mut(&id) else { return Pressure::None };
+        let Some(connection) = self.all.get_mut(&id) else {
+            return Pressure::None;
+        };
         connection.sending = false;
         connection.active_us = now_us;
         buffer.clear();
@@ -187,6 +197,8 @@ impl Connections {
     /// Whether some output has not left yet.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
-        self.all.values().any(|connection| connection.sending || !connection.out.is_empty())
+        self.all
+            .values()
+            .any(|connection| connection.sending || !connection.out.is_empty())
     }
 }

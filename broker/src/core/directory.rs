@@ -69,7 +69,8 @@ impl TopicEntry {
             }
             None => {
                 if self.pulling.len() >= PULLING_GROUPS_MAX {
-                    self.pulling.retain(|(_, told_ms)| now_ms - *told_ms < PULLING_TOLD_MS);
+                    self.pulling
+                        .retain(|(_, told_ms)| now_ms - *told_ms < PULLING_TOLD_MS);
                 }
                 let has_room = self.pulling.len() < PULLING_GROUPS_MAX;
                 if has_room {
@@ -130,10 +131,14 @@ impl Directory {
         mut open: impl FnMut(u16, &str, i32) -> QueueIndex,
     ) {
         let name = placed.config.topic_name.as_str();
-        let homes = placed.shards.iter().enumerate().map(|(queue_id, shard)| QueueHome {
-            shard: *shard,
-            index: open(*shard, name, queue_id as i32),
-        });
+        let homes = placed
+            .shards
+            .iter()
+            .enumerate()
+            .map(|(queue_id, shard)| QueueHome {
+                shard: *shard,
+                index: open(*shard, name, queue_id as i32),
+            });
         let homes: Vec<QueueHome> = homes.collect();
         match self.topics.get_mut(name) {
             Some(entry) => {
@@ -157,7 +162,10 @@ impl Directory {
     /// Whether a group may read a topic.
     #[must_use]
     pub fn may_read(&self, group: &str, topic: &str) -> bool {
-        let bits = self.forbidden.get(group).and_then(|topics| topics.get(topic));
+        let bits = self
+            .forbidden
+            .get(group)
+            .and_then(|topics| topics.get(topic));
         bits.is_none_or(|bits| bits & wire::body::PERM_READ == 0)
     }
 }

@@ -20,7 +20,9 @@ const MALFORMED_LOG_US: u64 = 1_000_000;
 impl State {
     /// Takes bytes that arrived on a connection.
     pub fn on_bytes(&mut self, id: ConnectionId, bytes: &[u8]) {
-        let Some(connection) = self.net.get_mut(id.0) else { return };
+        let Some(connection) = self.net.get_mut(id.0) else {
+            return;
+        };
         connection.active_us = self.now.monotonic_us;
         if connection.closing {
             return;
@@ -48,7 +50,10 @@ impl State {
         let Some((purpose, peer)) = self.net.get(id.0).map(|c| (c.purpose, c.peer)) else {
             return bytes.len();
         };
-        let origin = Origin { link: self.link(id.0), peer };
+        let origin = Origin {
+            link: self.link(id.0),
+            peer,
+        };
         loop {
             let rest = bytes.get(used..).unwrap_or_default();
             match frame::split(rest, self.hot.frame_bytes_max) {
@@ -159,8 +164,11 @@ impl State {
         match self.home_of(shard) {
             Some(core) if core == self.core => false,
             Some(core) => {
-                let message =
-                    MeshMessage::Request { origin: *origin, frame: whole.to_vec(), queue_id };
+                let message = MeshMessage::Request {
+                    origin: *origin,
+                    frame: whole.to_vec(),
+                    queue_id,
+                };
                 self.forward(core, reply, message);
                 true
             }
@@ -195,7 +203,11 @@ impl State {
     /// Takes a message of another core (or of this one).
     pub fn on_message(&mut self, from: usize, message: MeshMessage) {
         match message {
-            MeshMessage::Request { origin, frame, queue_id } => {
+            MeshMessage::Request {
+                origin,
+                frame,
+                queue_id,
+            } => {
                 self.on_whole_frame(&origin, &frame, queue_id);
             }
             MeshMessage::Control { origin, frame } => self.control_request(&origin, &frame),
@@ -223,8 +235,12 @@ impl State {
 
     /// Handles a request that came as a whole frame from another core.
     pub fn on_whole_frame(&mut self, origin: &Origin, whole: &[u8], queue_id: Option<i32>) {
-        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else { return };
-        let Ok(header) = header::decode(&frame) else { return };
+        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else {
+            return;
+        };
+        let Ok(header) = header::decode(&frame) else {
+            return;
+        };
         self.on_request(origin, &header, whole, frame.body, queue_id);
     }
 
@@ -254,7 +270,9 @@ impl State {
                 }
             }
             Change::Group(group) => {
-                self.directory.groups.insert(group.group_name.as_str().into(), group);
+                self.directory
+                    .groups
+                    .insert(group.group_name.as_str().into(), group);
             }
             Change::GroupRemoved(group, offsets) => {
                 self.directory.groups.remove(&*group);

@@ -79,7 +79,10 @@ impl State {
     pub fn ask_cold(&mut self, local: usize, question: Question, ask: ColdAsk) {
         self.cold_asks.next += 1;
         let token = ASK_TOKEN | (self.cold_asks.next & (ASK_TOKEN - 1));
-        let asked = self.shards.get_mut(local).is_some_and(|l| l.shard.ask(token, question));
+        let asked = self
+            .shards
+            .get_mut(local)
+            .is_some_and(|l| l.shard.ask(token, question));
         if asked {
             self.cold_asks.asks.insert(token, ask);
         } else {
@@ -115,8 +118,21 @@ impl State {
             (Then::AnswerView(reply), Answer::Records(records)) => {
                 self.answer_record(&reply, records.first());
             }
-            (Then::TellOffset { core, gather, queue_id, min, max }, answer) => {
-                let offset = if let Answer::Offset(offset) = answer { offset } else { min };
+            (
+                Then::TellOffset {
+                    core,
+                    gather,
+                    queue_id,
+                    min,
+                    max,
+                },
+                answer,
+            ) => {
+                let offset = if let Answer::Offset(offset) = answer {
+                    offset
+                } else {
+                    min
+                };
                 let told = Told::Offset(queue_id, offset, min, max);
                 self.send_to(core, MeshMessage::Told { gather, told });
             }
@@ -125,20 +141,43 @@ impl State {
                     Answer::Records(records) => records.into_iter().next(),
                     _ => None,
                 };
-                self.send_to(core, MeshMessage::Told { gather, told: Told::Record(record) });
+                self.send_to(
+                    core,
+                    MeshMessage::Told {
+                        gather,
+                        told: Told::Record(record),
+                    },
+                );
             }
-            (Then::TellKey { core, gather, query }, answer) => {
+            (
+                Then::TellKey {
+                    core,
+                    gather,
+                    query,
+                },
+                answer,
+            ) => {
                 let mut records = match answer {
                     Answer::Records(records) => records,
                     _ => Vec::new(),
                 };
                 records.retain(|record| has_key(record, &query));
                 records.truncate(query.records_max);
-                self.send_to(core, MeshMessage::Told { gather, told: Told::Records(records) });
+                self.send_to(
+                    core,
+                    MeshMessage::Told {
+                        gather,
+                        told: Told::Records(records),
+                    },
+                );
             }
             (Then::Back(order), answer) => self.on_back_record(*order, answer),
             (Then::AnswerOffset(reply) | Then::AnswerView(reply), _) => {
-                self.answer(&reply, response::SYSTEM_ERROR, Some("unexpected answer of the store"));
+                self.answer(
+                    &reply,
+                    response::SYSTEM_ERROR,
+                    Some("unexpected answer of the store"),
+                );
             }
         }
     }
@@ -149,7 +188,12 @@ impl State {
             return self.answer(reply, response::SYSTEM_ERROR, Some(remark));
         };
         let mut frame = Vec::with_capacity(record.len() + 256);
-        let head = Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: &[] };
+        let head = Reply {
+            code: response::SUCCESS,
+            opaque: reply.opaque,
+            remark: None,
+            ext: &[],
+        };
         encode_reply(&mut frame, reply.serialization, &head, record);
         self.deliver(reply.link, &frame);
     }
@@ -161,7 +205,11 @@ impl State {
                 let told = Told::Report(Box::new(self.report(&query)));
                 self.send_to(from, MeshMessage::Told { gather, told });
             }
-            Ask::Offset { topic, queue_id, timestamp } => {
+            Ask::Offset {
+                topic,
+                queue_id,
+                timestamp,
+            } => {
                 let home = usize::try_from(queue_id)
                     .ok()
                     .and_then(|id| self.directory.topics.get(&*topic)?.homes.get(id).copied());
@@ -170,9 +218,18 @@ impl State {
                     let told = Told::Offset(queue_id, 0, 0, 0);
                     return self.send_to(from, MeshMessage::Told { gather, told });
                 };
-                let bounds = self.shards.get(local).and_then(|l| l.shard.bounds(home.index));
+                let bounds = self
+                    .shards
+                    .get(local)
+                    .and_then(|l| l.shard.bounds(home.index));
                 let (min, max) = bounds.map_or((0, 0), |(min, max)| (min as i64, max as i64));
-                let then = Then::TellOffset { core: from, gather, queue_id, min, max };
+                let then = Then::TellOffset {
+                    core: from,
+                    gather,
+                    queue_id,
+                    min,
+                    max,
+                };
                 if timestamp < 0 {
                     return self.found_offset(then, max);
                 }
@@ -198,7 +255,11 @@ impl State {
                         to_ms: query.to_ms,
                         candidates_max: query.records_max * 4,
                     };
-                    let then = Then::TellKey { core: from, gather, query: query.clone() };
+                    let then = Then::TellKey {
+                        core: from,
+                        gather,
+                        query: query.clone(),
+                    };
                     self.ask_cold(local, question, ColdAsk { then, local });
                 }
             }
@@ -209,15 +270,23 @@ impl State {
     /// those of its own queues count.
     fn lives_on(&self, topic: &str, queue_id: i32, shard: u16) -> bool {
         let entry = self.directory.topics.get(topic);
-        let home = usize::try_from(queue_id).ok().and_then(|id| entry?.homes.get(id));
+        let home = usize::try_from(queue_id)
+            .ok()
+            .and_then(|id| entry?.homes.get(id));
         home.is_some_and(|home| home.shard == shard)
     }
 
     /// What this core's shards have to tell.
     fn report(&self, query: &ReportQuery) -> Report {
-        let mut report = Report { core: self.core, ..Report::default() };
+        let mut report = Report {
+            core: self.core,
+            ..Report::default()
+        };
         let wanted = |topic: &str| {
-            query.topics.as_ref().is_none_or(|topics| topics.iter().any(|name| name == topic))
+            query
+                .topics
+                .as_ref()
+                .is_none_or(|topics| topics.iter().any(|name| name == topic))
         };
         for local in &self.shards {
             let shard = &local.shard;
@@ -242,10 +311,11 @@ impl State {
                     if group.is_some_and(|group| group != name) || entry.offset < 0 || elsewhere {
                         continue;
                     }
-                    let last_timestamp = shard.queues().find(topic, entry.queue_id).and_then(|at| {
-                        let before = u64::try_from(entry.offset - 1).ok()?;
-                        shard.store_timestamp_in_memory(at, before)
-                    });
+                    let last_timestamp =
+                        shard.queues().find(topic, entry.queue_id).and_then(|at| {
+                            let before = u64::try_from(entry.offset - 1).ok()?;
+                            shard.store_timestamp_in_memory(at, before)
+                        });
                     report.offsets.push(OffsetReport {
                         group: name.to_owned(),
                         topic: topic.to_owned(),
@@ -269,11 +339,15 @@ impl State {
             first.get_bytes = self.counters.get_bytes;
             for (topic, entry) in &self.directory.topics {
                 if entry.put.messages > 0 {
-                    first.topic_put.push((topic.to_string(), entry.put.messages, entry.put.bytes));
+                    first
+                        .topic_put
+                        .push((topic.to_string(), entry.put.messages, entry.put.bytes));
                 }
                 for (group, got) in &entry.got {
                     let (topic, group) = (topic.to_string(), group.to_string());
-                    first.group_get.push((topic, group, got.messages, got.bytes));
+                    first
+                        .group_get
+                        .push((topic, group, got.messages, got.bytes));
                 }
             }
         }
@@ -306,7 +380,9 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
 
 /// Whether a record is of the topic and really has the key (its hash alone proves nothing).
 fn has_key(record: &[u8], query: &KeyQuery) -> bool {
-    let Ok(view) = RecordView::parse(record) else { return false };
+    let Ok(view) = RecordView::parse(record) else {
+        return false;
+    };
     if view.topic() != query.topic.as_bytes() {
         return false;
     }

@@ -82,7 +82,9 @@ impl State {
         refusal: Option<Refusal>,
     ) {
         let since_us = self.now.monotonic_us;
-        let Some(shard) = self.shards.get_mut(local) else { return };
+        let Some(shard) = self.shards.get_mut(local) else {
+            return;
+        };
         let held = &mut shard.held;
         if held.replaying && refusal.as_ref().is_some_and(passes_by_itself) {
             // Still no room: the replay puts it back where it was.
@@ -95,11 +97,19 @@ impl State {
             held.refusal = refusal.or(held.refusal.take());
             let frame = whole.to_vec();
             let (origin, reply) = (*origin, *reply);
-            held.sends.push_back(Held { origin, reply, frame, queue_id, since_us });
+            held.sends.push_back(Held {
+                origin,
+                reply,
+                frame,
+                queue_id,
+                since_us,
+            });
             return;
         }
         let refusal = refusal.or_else(|| held.refusal.clone());
-        let refusal = refusal.unwrap_or(Refusal::Stopping { shard: shard.shard.number() });
+        let refusal = refusal.unwrap_or(Refusal::Stopping {
+            shard: shard.shard.number(),
+        });
         self.refuse(reply, &refusal);
     }
 
@@ -108,12 +118,18 @@ impl State {
         loop {
             let now_us = self.now.monotonic_us;
             let wait_us = self.hot.send_wait_us;
-            let Some(shard) = self.shards.get_mut(local) else { return };
-            let Some(held) = shard.held.sends.pop_front() else { return };
+            let Some(shard) = self.shards.get_mut(local) else {
+                return;
+            };
+            let Some(held) = shard.held.sends.pop_front() else {
+                return;
+            };
             shard.held.refusal = None;
             shard.held.replaying = true;
             self.on_whole_frame(&held.origin, &held.frame, Some(held.queue_id));
-            let Some(shard) = self.shards.get_mut(local) else { return };
+            let Some(shard) = self.shards.get_mut(local) else {
+                return;
+            };
             shard.held.replaying = false;
             match shard.held.refusal.clone() {
                 Some(refusal) if now_us >= held.since_us + wait_us => {

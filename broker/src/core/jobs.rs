@@ -73,7 +73,9 @@ impl State {
 
     /// Takes the end of a job.
     pub fn on_job(&mut self, result: Result<(), String>) {
-        let Some(name) = self.jobs.running.pop_front() else { return };
+        let Some(name) = self.jobs.running.pop_front() else {
+            return;
+        };
         match name {
             Some(name) => self.on_saved(name, result),
             None => {
@@ -85,10 +87,7 @@ impl State {
     }
 }
 
-fn run<S: shard::io::Storage>(
-    job: CoreJob,
-    dir: &std::path::Path,
-) -> io::Result<JobOutcomeOf<S>> {
+fn run<S: shard::io::Storage>(job: CoreJob, dir: &std::path::Path) -> io::Result<JobOutcomeOf<S>> {
     match job {
         CoreJob::Save { name, bytes } => {
             crate::settings::save(dir, name, &bytes).map_err(io::Error::other)?;

@@ -14,7 +14,11 @@ pub struct Latency {
 
 impl Default for Latency {
     fn default() -> Self {
-        Self { counts: [0; BUCKETS], total: 0, max_us: 0 }
+        Self {
+            counts: [0; BUCKETS],
+            total: 0,
+            max_us: 0,
+        }
     }
 }
 

@@ -168,6 +168,13 @@ pub enum MeshMessage {
     },
     /// A client connection is gone.
     Closed(ClientLink),
+    /// A group pulls from a topic with a subscription of its own.
+    Pulling {
+        /// Consumer group.
+        group: Box<str>,
+        /// Topic.
+        topic: Box<str>,
+    },
     /// A change of shared tables.
     Change(Change),
     /// A message to store.

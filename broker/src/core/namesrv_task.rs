@@ -29,7 +29,11 @@ impl NameServerTask {
     /// Wraps a name server.
     #[must_use]
     pub fn new(server: NameServer, dir: PathBuf) -> Self {
-        Self { server, dir, last_tick_ms: 0 }
+        Self {
+            server,
+            dir,
+            last_tick_ms: 0,
+        }
     }
 }
 
@@ -40,32 +44,41 @@ impl State {
         let (Some(task), Some(out)) = (&mut self.name_server, self.net.output(connection)) else {
             return;
         };
-        task.server.handle(self.now.wall_ms, connection, origin.peer, header, body, out);
+        task.server
+            .handle(self.now.wall_ms, connection, origin.peer, header, body, out);
         self.save_name_server_files();
     }
 
     /// Work of the name server that is due.
     pub fn name_server_turn(&mut self) {
         let now_ms = self.now.wall_ms;
-        let Some(task) = &mut self.name_server else { return };
+        let Some(task) = &mut self.name_server else {
+            return;
+        };
         if now_ms < task.last_tick_ms + 1000 {
             return;
         }
         task.last_tick_ms = now_ms;
         task.server.tick(now_ms);
-        self.to_close.extend(task.server.take_connections_to_close());
+        self.to_close
+            .extend(task.server.take_connections_to_close());
         self.save_name_server_files();
     }
 
     fn save_name_server_files(&mut self) {
-        let Some(task) = &mut self.name_server else { return };
+        let Some(task) = &mut self.name_server else {
+            return;
+        };
         if let Some(bytes) = task.server.take_kv_to_save() {
             let path = task.dir.join(KV_FILE);
             self.jobs.push(CoreJob::NameServerFile { path, bytes });
         }
         if let Some(text) = task.server.take_properties_to_save() {
             let path = task.dir.join(PROPERTIES_FILE);
-            self.jobs.push(CoreJob::NameServerFile { path, bytes: text.into_bytes() });
+            self.jobs.push(CoreJob::NameServerFile {
+                path,
+                bytes: text.into_bytes(),
+            });
         }
     }
 }

@@ -28,7 +28,10 @@ struct PullRefusal {
 }
 
 fn refusal<T>(code: i32, remark: impl Into<String>) -> Result<T, PullRefusal> {
-    Err(PullRefusal { code, remark: remark.into() })
+    Err(PullRefusal {
+        code,
+        remark: remark.into(),
+    })
 }
 
 impl State {
@@ -53,7 +56,9 @@ impl State {
         if self.sent_on(home.shard, origin, reply, whole, None) {
             return;
         }
-        let Some(local) = self.local_shard(home.shard) else { return };
+        let Some(local) = self.local_shard(home.shard) else {
+            return;
+        };
         let codes = match self.wanted_codes(origin, &request, &topic, &group) {
             Ok(codes) => codes,
             Err(refused) => return self.answer(reply, refused.code, Some(&refused.remark)),
@@ -66,8 +71,11 @@ impl State {
             .groups
             .get(&*group)
             .map_or((0, 0), |config| (config.group_sys_flag, config.broker_id));
-        let topic_sys_flag =
-            self.directory.topics.get(&*topic).map_or(0, |entry| entry.config.topic_sys_flag);
+        let topic_sys_flag = self
+            .directory
+            .topics
+            .get(&*topic)
+            .map_or(0, |entry| entry.config.topic_sys_flag);
         let mut pull = WaitingPull {
             reply: *reply,
             group: (*group).into(),
@@ -88,9 +96,10 @@ impl State {
             suggested_broker: suggested_broker.into(),
         };
         self.commit_with_pull(&request, &topic, &group, (local, home.index));
-        let reset = self.shards.get_mut(local).and_then(|local| {
-            local.shard.take_reset(&topic, &group, request.queue_id)
-        });
+        let reset = self
+            .shards
+            .get_mut(local)
+            .and_then(|local| local.shard.take_reset(&topic, &group, request.queue_id));
         if let Some(offset) = reset {
             pull.offset = offset;
             return self.answer_pull(&pull, response::PULL_OFFSET_MOVED, offset, "OFFSET_RESET");
@@ -105,9 +114,16 @@ impl State {
         group: &str,
     ) -> Result<super::directory::QueueHome, PullRefusal> {
         if self.hot.permission & wire::body::PERM_READ == 0 {
-            return refusal(response::NO_PERMISSION, "this broker serves no pulls (brokerPermission)");
+            return refusal(
+                response::NO_PERMISSION,
+                "this broker serves no pulls (brokerPermission)",
+            );
         }
-        let enabled = self.directory.groups.get(group).is_none_or(|config| config.consume_enable);
+        let enabled = self
+            .directory
+            .groups
+            .get(group)
+            .is_none_or(|config| config.consume_enable);
         if !enabled {
             return refusal(
                 response::NO_PERMISSION,
@@ -115,7 +131,10 @@ impl State {
             );
         }
         let Some(entry) = self.directory.topics.get(topic) else {
-            return refusal(response::TOPIC_NOT_EXIST, format!("topic[{topic}] not exist"));
+            return refusal(
+                response::TOPIC_NOT_EXIST,
+                format!("topic[{topic}] not exist"),
+            );
         };
         if entry.config.perm & wire::body::PERM_READ == 0 {
             let remark = format!("the topic[{topic}] pulling message is forbidden");
@@ -126,12 +145,17 @@ impl State {
             return refusal(response::NO_PERMISSION, remark);
         }
         let bound = entry.config.read_queue_nums;
-        let home = usize::try_from(request.queue_id).ok().filter(|_| request.queue_id < bound);
+        let home = usize::try_from(request.queue_id)
+            .ok()
+            .filter(|_| request.queue_id < bound);
         match home.and_then(|id| entry.homes.get(id)) {
             Some(home) => Ok(*home),
             None => refusal(
                 response::INVALID_PARAMETER,
-                format!("queueId {} of topic {topic}, bound {bound}", request.queue_id),
+                format!(
+                    "queueId {} of topic {topic}, bound {bound}",
+                    request.queue_id
+                ),
             ),
         }
     }
@@ -146,7 +170,10 @@ impl State {
     ) -> Result<Option<Box<[i64]>>, PullRefusal> {
         if request.sys_flag & sysflag::PULL_SUBSCRIPTION != 0 {
             let kind = request.expression_type.map(|text| text.to_cow());
-            if kind.as_deref().is_some_and(|kind| !kind.is_empty() && kind != "TAG") {
+            if kind
+                .as_deref()
+                .is_some_and(|kind| !kind.is_empty() && kind != "TAG")
+            {
                 let remark = format!(
                     "expression type {}: The broker does not support consumer to filter message by \
                      SQL92",
@@ -154,7 +181,10 @@ impl State {
                 );
                 return refusal(response::SYSTEM_ERROR, remark);
             }
-            let expression = request.subscription.map(|text| text.to_cow()).unwrap_or_default();
+            let expression = request
+                .subscription
+                .map(|text| text.to_cow())
+                .unwrap_or_default();
             return Ok(codes_of(&expression));
         }
         let Some(members) = self.directory.subscriptions.get(group).filter(|s| s.online) else {
@@ -164,7 +194,8 @@ impl State {
         if members.is_broadcast() {
             let allowed = self.directory.groups.get(group);
             if !allowed.is_none_or(|config| config.consume_broadcast_enable) {
-                let remark = format!("the consumer group[{group}] can not consume by broadcast way");
+                let remark =
+                    format!("the consumer group[{group}] can not consume by broadcast way");
                 return refusal(response::NO_PERMISSION, remark);
             }
         }
@@ -179,7 +210,13 @@ impl State {
         if subscription.data.class_filter_mode || subscription.tag_hashes.is_empty() {
             return Ok(None);
         }
-        Ok(Some(subscription.tag_hashes.iter().map(|hash| i64::from(*hash)).collect()))
+        Ok(Some(
+            subscription
+                .tag_hashes
+                .iter()
+                .map(|hash| i64::from(*hash))
+                .collect(),
+        ))
     }
 
     fn pull_deadline_us(&self, request: &PullRequest<'_>) -> u64 {
@@ -198,22 +235,30 @@ impl State {
         group: &str,
         (local, queue): (usize, shard::queue::QueueIndex),
     ) {
-        let Some(local) = self.shards.get_mut(local) else { return };
+        let Some(local) = self.shards.get_mut(local) else {
+            return;
+        };
         let commits = request.sys_flag & sysflag::PULL_COMMIT_OFFSET != 0;
         let end = local.shard.bounds(queue).map_or(0, |(_, end)| end as i64);
         if commits && (0..=end).contains(&request.commit_offset) {
             let (id, offset) = (request.queue_id, request.commit_offset);
-            let result = local.shard.commit_offset(self.now, topic, group, id, offset);
+            let result = local
+                .shard
+                .commit_offset(self.now, topic, group, id, offset);
             if let Err(refusal) = result {
                 tracing::debug!(topic, group, id, %refusal, "offset of a pull not stored");
             }
         }
-        local.shard.note_pull(topic, group, request.queue_id, request.queue_offset);
+        local
+            .shard
+            .note_pull(topic, group, request.queue_id, request.queue_offset);
     }
 
     /// Answers a pull with what is there, asks the disk for it, or parks it.
     fn try_pull(&mut self, mut pull: WaitingPull) {
-        let Some(local) = self.shards.get_mut(pull.local) else { return };
+        let Some(local) = self.shards.get_mut(pull.local) else {
+            return;
+        };
         let selection = local.shard.select(
             pull.queue,
             pull.offset,
@@ -236,7 +281,12 @@ impl State {
             }
             Selection::AtEnd => {
                 let offset = pull.offset;
-                self.answer_pull(&pull, response::PULL_NOT_FOUND, offset, "OFFSET_OVERFLOW_ONE");
+                self.answer_pull(
+                    &pull,
+                    response::PULL_NOT_FOUND,
+                    offset,
+                    "OFFSET_OVERFLOW_ONE",
+                );
             }
             other => self.answer_out_of_range(&pull, other),
         }
@@ -245,7 +295,10 @@ impl State {
     /// Goes on behind messages that did not match: at the end of the queue it parks, in between it
     /// tells the client to come again, so that one pull never holds the core for long.
     fn try_again(&mut self, pull: WaitingPull) {
-        let bounds = self.shards.get(pull.local).and_then(|local| local.shard.bounds(pull.queue));
+        let bounds = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.bounds(pull.queue));
         let at_end = bounds.is_some_and(|(_, end)| pull.offset as u64 >= end);
         if at_end && pull.suspend && pull.deadline_us > self.now.monotonic_us {
             self.park(pull);
@@ -261,7 +314,10 @@ impl State {
     }
 
     fn answer_out_of_range(&mut self, pull: &WaitingPull, selection: Selection) {
-        let bounds = self.shards.get(pull.local).and_then(|local| local.shard.bounds(pull.queue));
+        let bounds = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.bounds(pull.queue));
         let (min, max) = bounds.unwrap_or((0, 0));
         let moved = response::PULL_OFFSET_MOVED;
         match selection {
@@ -269,7 +325,9 @@ impl State {
             Selection::TooLarge if self.was_made_again(pull) => {
                 self.answer_pull(pull, moved, min as i64, "OFFSET_OVERFLOW_BADLY");
             }
-            Selection::TooLarge => self.answer_pull(pull, moved, max as i64, "OFFSET_OVERFLOW_BADLY"),
+            Selection::TooLarge => {
+                self.answer_pull(pull, moved, max as i64, "OFFSET_OVERFLOW_BADLY")
+            }
             _ if pull.offset > max as i64 && self.was_made_again(pull) => {
                 self.answer_pull(pull, moved, min as i64, "NO_MESSAGE_IN_QUEUE");
             }
@@ -286,26 +344,40 @@ impl State {
     /// Whether the pull is for a topic that was deleted and made again while this process ran. A
     /// consumer that stands beyond its end must begin at the start, or it would miss messages.
     fn was_made_again(&self, pull: &WaitingPull) -> bool {
-        let queue =
-            self.shards.get(pull.local).and_then(|local| local.shard.queues().get(pull.queue));
+        let queue = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.queues().get(pull.queue));
         queue.is_some_and(|queue| self.directory.made_again.contains(&*queue.topic))
     }
 
     fn park(&mut self, pull: WaitingPull) {
-        let Some(local) = self.shards.get_mut(pull.local) else { return };
+        let Some(local) = self.shards.get_mut(pull.local) else {
+            return;
+        };
         let (offset, waiting) = (pull.offset, pull.clone());
         let parked = self.pulls.insert(move |token| {
             let id = local.shard.park(pull.queue, token)?;
-            Some(WaitingPull { waits_for: WaitsFor::Message(id), ..pull })
+            Some(WaitingPull {
+                waits_for: WaitsFor::Message(id),
+                ..pull
+            })
         });
         if !parked {
             self.counters.park_refused += 1;
-            self.answer_pull(&waiting, response::PULL_NOT_FOUND, offset, "too many parked pulls");
+            self.answer_pull(
+                &waiting,
+                response::PULL_NOT_FOUND,
+                offset,
+                "too many parked pulls",
+            );
         }
     }
 
     fn ask_disk(&mut self, pull: WaitingPull) {
-        let Some(local) = self.shards.get_mut(pull.local) else { return };
+        let Some(local) = self.shards.get_mut(pull.local) else {
+            return;
+        };
         let question = Question::Pull {
             queue: pull.queue,
             offset: pull.offset,
@@ -315,7 +387,11 @@ impl State {
         let waiting = pull.clone();
         let asked = self.pulls.insert(move |token| {
             let deadline_us = u64::MAX;
-            let pull = WaitingPull { waits_for: WaitsFor::Disk, deadline_us, ..pull };
+            let pull = WaitingPull {
+                waits_for: WaitsFor::Disk,
+                deadline_us,
+                ..pull
+            };
             local.shard.ask(token, question).then_some(pull)
         });
         if !asked {
@@ -326,18 +402,32 @@ impl State {
 
     /// Takes the disk's answer to a pull.
     pub fn on_cold_pull(&mut self, token: u64, answer: Answer) {
-        let Some(pull) = self.pulls.take(token) else { return };
+        let Some(pull) = self.pulls.take(token) else {
+            return;
+        };
         match answer {
-            Answer::Pull { selection: Selection::Chosen { next_offset }, bytes, messages } => {
+            Answer::Pull {
+                selection: Selection::Chosen { next_offset },
+                bytes,
+                messages,
+            } => {
                 if messages == 0 {
                     // Every chosen record was damaged: go on behind them.
                     let code = response::PULL_RETRY_IMMEDIATELY;
-                    return self.answer_pull(&pull, code, next_offset as i64, "MESSAGE_WAS_REMOVING");
+                    return self.answer_pull(
+                        &pull,
+                        code,
+                        next_offset as i64,
+                        "MESSAGE_WAS_REMOVING",
+                    );
                 }
                 self.count_found(&pull, messages as u64, bytes.len() as u64);
                 self.answer_found(&pull, next_offset, |out| out.extend_from_slice(&bytes));
             }
-            Answer::Pull { selection: Selection::NoneMatched { next_offset }, .. } => {
+            Answer::Pull {
+                selection: Selection::NoneMatched { next_offset },
+                ..
+            } => {
                 let mut pull = pull;
                 pull.offset = next_offset as i64;
                 pull.deadline_us = self.now.monotonic_us;
@@ -348,7 +438,11 @@ impl State {
                 let remark = format!("disk: read failed: {reason}");
                 self.answer(&pull.reply, response::SYSTEM_ERROR, Some(&remark));
             }
-            _ => self.answer(&pull.reply, response::SYSTEM_ERROR, Some("unexpected answer")),
+            _ => self.answer(
+                &pull.reply,
+                response::SYSTEM_ERROR,
+                Some("unexpected answer"),
+            ),
         }
     }
 
@@ -362,13 +456,22 @@ impl State {
     /// Answers pulls whose time is up.
     pub fn expire_pulls(&mut self) {
         while let Some(token) = self.pulls.expired(self.now.monotonic_us) {
-            let Some(WaitsFor::Message(park)) = self.pulls.waits_for(token) else { continue };
-            let Some(pull) = self.pulls.take(token) else { continue };
+            let Some(WaitsFor::Message(park)) = self.pulls.waits_for(token) else {
+                continue;
+            };
+            let Some(pull) = self.pulls.take(token) else {
+                continue;
+            };
             if let Some(local) = self.shards.get_mut(pull.local) {
                 local.shard.unpark(park, token);
             }
             let offset = pull.offset;
-            self.answer_pull(&pull, response::PULL_NOT_FOUND, offset, "OFFSET_OVERFLOW_ONE");
+            self.answer_pull(
+                &pull,
+                response::PULL_NOT_FOUND,
+                offset,
+                "OFFSET_OVERFLOW_ONE",
+            );
         }
     }
 
@@ -379,9 +482,15 @@ impl State {
         let mut frame = std::mem::take(&mut self.scratch.reply);
         frame.clear();
         if let Some(local) = self.shards.get(pull.local) {
-            encode_found(&mut frame, pull, next_offset, local.shard.bounds(pull.queue), |out| {
-                local.shard.copy_from_ring(&units, out);
-            });
+            encode_found(
+                &mut frame,
+                pull,
+                next_offset,
+                local.shard.bounds(pull.queue),
+                |out| {
+                    local.shard.copy_from_ring(&units, out);
+                },
+            );
         }
         self.deliver(pull.reply.link, &frame);
         self.scratch.reply = frame;
@@ -394,7 +503,10 @@ impl State {
         next_offset: u64,
         body: impl FnOnce(&mut Vec<u8>),
     ) {
-        let bounds = self.shards.get(pull.local).and_then(|local| local.shard.bounds(pull.queue));
+        let bounds = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.bounds(pull.queue));
         let mut frame = std::mem::take(&mut self.scratch.reply);
         frame.clear();
         encode_found(&mut frame, pull, next_offset, bounds, body);
@@ -406,8 +518,10 @@ impl State {
         self.counters.get_found += 1;
         self.counters.get_messages += messages;
         self.counters.get_bytes += bytes;
-        let queue =
-            self.shards.get(pull.local).and_then(|local| local.shard.queues().get(pull.queue));
+        let queue = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.queues().get(pull.queue));
         if let Some(entry) = queue.and_then(|queue| self.directory.topics.get_mut(&*queue.topic)) {
             entry.count_got(&pull.group, messages, bytes);
         }
@@ -415,10 +529,19 @@ impl State {
 
     fn answer_pull(&mut self, pull: &WaitingPull, code: i32, next_offset: i64, status: &str) {
         self.counters.get_missed += 1;
-        let bounds = self.shards.get(pull.local).and_then(|local| local.shard.bounds(pull.queue));
+        let bounds = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.bounds(pull.queue));
         let mut frame = std::mem::take(&mut self.scratch.reply);
         frame.clear();
-        encode_pull(&mut frame, pull, (code, next_offset, Some(status)), bounds, |_| {});
+        encode_pull(
+            &mut frame,
+            pull,
+            (code, next_offset, Some(status)),
+            bounds,
+            |_| {},
+        );
         self.deliver(pull.reply.link, &frame);
         self.scratch.reply = frame;
     }
@@ -440,7 +563,10 @@ pub fn codes_of(expression: &str) -> Option<Box<[i64]>> {
     if expression.is_empty() || expression == "*" {
         return None;
     }
-    let tags = expression.split("||").map(str::trim).filter(|tag| !tag.is_empty());
+    let tags = expression
+        .split("||")
+        .map(str::trim)
+        .filter(|tag| !tag.is_empty());
     Some(tags.map(|tag| i64::from(java_hash(tag))).collect())
 }
 
@@ -464,14 +590,25 @@ fn encode_pull(
 ) {
     let (min, max) = bounds.unwrap_or((0, 0));
     let ext = [
-        ("groupSysFlag", ExtValue::Int(i64::from(pull.group_sys_flag))),
+        (
+            "groupSysFlag",
+            ExtValue::Int(i64::from(pull.group_sys_flag)),
+        ),
         ("maxOffset", ExtValue::Int(max as i64)),
         ("minOffset", ExtValue::Int(min as i64)),
         ("nextBeginOffset", ExtValue::Int(next_offset)),
         ("suggestWhichBrokerId", ExtValue::Int(pull.suggested_broker)),
-        ("topicSysFlag", ExtValue::Int(i64::from(pull.topic_sys_flag))),
+        (
+            "topicSysFlag",
+            ExtValue::Int(i64::from(pull.topic_sys_flag)),
+        ),
     ];
-    let reply = Reply { code, opaque: pull.reply.opaque, remark: status, ext: &ext };
+    let reply = Reply {
+        code,
+        opaque: pull.reply.opaque,
+        remark: status,
+        ext: &ext,
+    };
     encode_reply_with(frame, pull.reply.serialization, &reply, body);
 }
 

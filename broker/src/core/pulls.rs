@@ -70,11 +70,17 @@ impl PullTable {
     fn next(&mut self) -> (u32, u32) {
         match self.free.pop() {
             Some(index) => {
-                let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
+                let generation = self
+                    .slots
+                    .get(index as usize)
+                    .map_or(0, |slot| slot.generation);
                 (index, generation)
             }
             None => {
-                self.slots.push(Slot { generation: 0, pull: None });
+                self.slots.push(Slot {
+                    generation: 0,
+                    pull: None,
+                });
                 (self.slots.len() as u32 - 1, 0)
             }
         }
@@ -121,7 +127,9 @@ impl PullTable {
     /// The earliest time a pull is up, in monotonic microseconds. May be one answered already.
     #[must_use]
     pub fn deadline_us(&self) -> Option<u64> {
-        self.deadlines.peek().map(|Reverse((deadline, _))| *deadline)
+        self.deadlines
+            .peek()
+            .map(|Reverse((deadline, _))| *deadline)
     }
 
     /// What a pull waits for.

@@ -32,7 +32,10 @@ impl State {
         let Some(entry) = self.directory.topics.get(&*topic) else {
             return self.no_topic(origin, reply, header.code, whole, &topic);
         };
-        let home = usize::try_from(queue_id).ok().and_then(|id| entry.homes.get(id)).copied();
+        let home = usize::try_from(queue_id)
+            .ok()
+            .and_then(|id| entry.homes.get(id))
+            .copied();
         let Some(home) = home else {
             return match header.code {
                 request::GET_MAX_OFFSET | request::GET_MIN_OFFSET => self.answer_offset(reply, 0),
@@ -46,7 +49,9 @@ impl State {
         if self.sent_on(home.shard, origin, reply, whole, None) {
             return;
         }
-        let Some(local) = self.local_shard(home.shard) else { return };
+        let Some(local) = self.local_shard(home.shard) else {
+            return;
+        };
         match header.code {
             request::QUERY_CONSUMER_OFFSET => self.query_offset(reply, header, local, home),
             request::UPDATE_CONSUMER_OFFSET => {
@@ -55,26 +60,27 @@ impl State {
             request::SEARCH_OFFSET_BY_TIMESTAMP => self.search_offset(reply, header, local, home),
             request::GET_EARLIEST_MSG_STORETIME => self.earliest_time(reply, local, home),
             code => {
-                let bounds = self.shards.get(local).and_then(|l| l.shard.bounds(home.index));
+                let bounds = self
+                    .shards
+                    .get(local)
+                    .and_then(|l| l.shard.bounds(home.index));
                 let (min, max) = bounds.unwrap_or((0, 0));
-                let offset = if code == request::GET_MAX_OFFSET { max } else { min };
+                let offset = if code == request::GET_MAX_OFFSET {
+                    max
+                } else {
+                    min
+                };
                 self.answer_offset(reply, offset as i64);
             }
         }
     }
 
-    fn no_topic(
-        &mut self,
-        origin: &Origin,
-        reply: &ReplyTo,
-        code: i32,
-        whole: &[u8],
-        topic: &str,
-    ) {
+    fn no_topic(&mut self, origin: &Origin, reply: &ReplyTo, code: i32, whole: &[u8], topic: &str) {
         match code {
             request::GET_MAX_OFFSET | request::GET_MIN_OFFSET => self.answer_offset(reply, 0),
             request::QUERY_CONSUMER_OFFSET => {
-                let remark = format!("Not found, maybe this group consumer boot first: topic {topic}");
+                let remark =
+                    format!("Not found, maybe this group consumer boot first: topic {topic}");
                 self.answer(reply, response::QUERY_NOT_FOUND, Some(&remark));
             }
             _ => self.to_creation(origin, whole),
@@ -93,8 +99,12 @@ impl State {
         let mut frame = std::mem::take(&mut self.scratch.reply);
         frame.clear();
         let ext = [(name, ExtValue::Int(value))];
-        let head =
-            Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: &ext };
+        let head = Reply {
+            code: response::SUCCESS,
+            opaque: reply.opaque,
+            remark: None,
+            ext: &ext,
+        };
         encode_reply(&mut frame, reply.serialization, &head, &[]);
         self.deliver(reply.link, &frame);
         self.scratch.reply = frame;
@@ -113,12 +123,20 @@ impl State {
                 return self.answer(reply, response::SYSTEM_ERROR, Some(&error.to_string()));
             }
         };
-        let Some(shard) = self.shards.get(local).map(|local| &local.shard) else { return };
-        let stored = shard.offsets().get(&query.topic, &query.consumer_group, query.queue_id);
+        let Some(shard) = self.shards.get(local).map(|local| &local.shard) else {
+            return;
+        };
+        let stored = shard
+            .offsets()
+            .get(&query.topic, &query.consumer_group, query.queue_id);
         if let Some(entry) = stored
             && (entry.reset_to >= 0 || entry.offset >= 0)
         {
-            let offset = if entry.reset_to >= 0 { entry.reset_to } else { entry.offset };
+            let offset = if entry.reset_to >= 0 {
+                entry.reset_to
+            } else {
+                entry.offset
+            };
             return self.answer_offset(reply, offset);
         }
         // A new group reads a queue that still has its first message from the start, as RocketMQ
@@ -155,7 +173,9 @@ impl State {
             let remark = format!("commitOffset {} is negative", update.commit_offset);
             return self.answer(reply, response::INVALID_PARAMETER, Some(&remark));
         }
-        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else { return };
+        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
+            return;
+        };
         let (topic, group) = (&*update.topic, &*update.consumer_group);
         let pending = shard.offsets().get(topic, group, update.queue_id);
         let end = shard.bounds(home.index).map_or(0, |(_, end)| end as i64);
@@ -190,7 +210,10 @@ impl State {
                 return self.answer(reply, response::SYSTEM_ERROR, Some(&error.to_string()));
             }
         };
-        let upper = search.boundary_type.as_deref().is_some_and(|b| b.eq_ignore_ascii_case("upper"));
+        let upper = search
+            .boundary_type
+            .as_deref()
+            .is_some_and(|b| b.eq_ignore_ascii_case("upper"));
         let then = Then::AnswerOffset(*reply);
         self.find_offset(local, home.index, search.timestamp, !upper, then);
     }
@@ -204,33 +227,48 @@ impl State {
         lower: bool,
         then: Then,
     ) {
-        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else { return };
+        let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
+            return;
+        };
         if let Some(offset) = shard.search_in_memory(queue, timestamp, lower) {
             return self.found_offset(then, offset);
         }
-        let question = Question::Time { queue, timestamp, lower };
+        let question = Question::Time {
+            queue,
+            timestamp,
+            lower,
+        };
         self.ask_cold(local, question, ColdAsk { then, local });
     }
 
     fn earliest_time(&mut self, reply: &ReplyTo, local: usize, home: QueueHome) {
-        let time = self.shards.get(local).map_or(-1, |l| l.shard.first_store_timestamp(home.index));
+        let time = self
+            .shards
+            .get(local)
+            .map_or(-1, |l| l.shard.first_store_timestamp(home.index));
         self.answer_number(reply, "timestamp", time);
     }
 
     /// Sets offsets on this core's shards.
     pub fn on_set_offsets(&mut self, sets: &[OffsetSet], reset: bool) {
         for set in sets {
-            let home = usize::try_from(set.queue_id)
-                .ok()
-                .and_then(|id| self.directory.topics.get(&*set.topic)?.homes.get(id).copied());
-            let Some(local) = home.and_then(|home| self.local_shard(home.shard)) else { continue };
+            let home = usize::try_from(set.queue_id).ok().and_then(|id| {
+                self.directory
+                    .topics
+                    .get(&*set.topic)?
+                    .homes
+                    .get(id)
+                    .copied()
+            });
+            let Some(local) = home.and_then(|home| self.local_shard(home.shard)) else {
+                continue;
+            };
             let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
                 continue;
             };
             let (topic, group) = (&set.topic, &set.group);
             let offset = set.offset.unwrap_or(-1);
-            if let Err(refusal) =
-                shard.commit_offset(self.now, topic, group, set.queue_id, offset)
+            if let Err(refusal) = shard.commit_offset(self.now, topic, group, set.queue_id, offset)
             {
                 tracing::warn!(topic, group, queue_id = set.queue_id, %refusal, "offset not set");
             }

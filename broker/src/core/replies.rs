@@ -34,7 +34,12 @@ impl WaitingReplies {
     /// Adds an answer; `encoded` is its frame.
     pub fn push(&mut self, end: u64, to: ReplyTo, since_us: u64, encoded: &[u8]) {
         self.bytes.extend(encoded);
-        self.waiting.push_back(Waiting { end, to, len: encoded.len(), since_us });
+        self.waiting.push_back(Waiting {
+            end,
+            to,
+            len: encoded.len(),
+            since_us,
+        });
     }
 
     /// Answers waiting.
@@ -56,7 +61,11 @@ impl WaitingReplies {
     }
 
     /// Takes the oldest answer if `due` says so; its frame is appended to `out`.
-    pub fn take(&mut self, due: impl FnOnce(&Waiting) -> bool, out: &mut Vec<u8>) -> Option<Waiting> {
+    pub fn take(
+        &mut self,
+        due: impl FnOnce(&Waiting) -> bool,
+        out: &mut Vec<u8>,
+    ) -> Option<Waiting> {
         if !due(self.waiting.front()?) {
             return None;
         }
@@ -77,8 +86,16 @@ mod tests {
     use wire::frame::Serialization;
 
     fn to(opaque: i32) -> ReplyTo {
-        let link = ClientLink { core: 0, connection: 1 };
-        ReplyTo { link, opaque, serialization: Serialization::Json, oneway: false }
+        let link = ClientLink {
+            core: 0,
+            connection: 1,
+        };
+        ReplyTo {
+            link,
+            opaque,
+            serialization: Serialization::Json,
+            oneway: false,
+        }
     }
 
     #[test]
@@ -87,10 +104,32 @@ mod tests {
         replies.push(100, to(1), 0, b"one");
         replies.push(200, to(2), 0, b"three");
         let mut out = Vec::new();
-        assert!(replies.take(|waiting| waiting.end <= 99, &mut out).is_none());
-        assert_eq!(replies.take(|waiting| waiting.end <= 100, &mut out).unwrap().to.opaque, 1);
-        assert!(replies.take(|waiting| waiting.end <= 100, &mut out).is_none());
-        assert_eq!(replies.take(|waiting| waiting.end <= 200, &mut out).unwrap().to.opaque, 2);
+        assert!(
+            replies
+                .take(|waiting| waiting.end <= 99, &mut out)
+                .is_none()
+        );
+        assert_eq!(
+            replies
+                .take(|waiting| waiting.end <= 100, &mut out)
+                .unwrap()
+                .to
+                .opaque,
+            1
+        );
+        assert!(
+            replies
+                .take(|waiting| waiting.end <= 100, &mut out)
+                .is_none()
+        );
+        assert_eq!(
+            replies
+                .take(|waiting| waiting.end <= 200, &mut out)
+                .unwrap()
+                .to
+                .opaque,
+            2
+        );
         assert_eq!(out, b"onethree");
         assert!(replies.is_empty());
     }

@@ -29,7 +29,11 @@ impl State {
         self.retention.last_round_ms = self.now.wall_ms;
         let hour = local_hour(self.now.wall_ms);
         let due = self.config.delete_when.0.contains(&hour);
-        let used = self.shards.iter().map(|local| local.shard.disk_used_percent()).max();
+        let used = self
+            .shards
+            .iter()
+            .map(|local| local.shard.disk_used_percent())
+            .max();
         let full = used.unwrap_or(0) >= self.config.disk_used_max_percent;
         if due || full {
             for core in 0..self.mesh.cores() {

@@ -39,7 +39,10 @@ struct Target {
 }
 
 fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
-    (value.as_ptr() as usize - stored.as_ptr() as usize, value.len())
+    (
+        value.as_ptr() as usize - stored.as_ptr() as usize,
+        value.len(),
+    )
 }
 
 fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
@@ -55,7 +58,9 @@ fn wishes(stored: &[u8]) -> Wishes {
             b"KEYS" => found.keys = Some(place(stored, value)),
             b"UNIQ_KEY" => found.unique = Some(place(stored, value)),
             b"DELAY" => {
-                let level = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                let level = std::str::from_utf8(value)
+                    .ok()
+                    .and_then(|text| text.parse().ok());
                 found.delay_level = level.unwrap_or(0);
             }
             b"TRAN_MSG" => found.transaction = value == b"true",
@@ -77,12 +82,18 @@ fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
             ));
         }
         if wishes(message.properties).delay_level > 0 {
-            return Err(format!("message {count} of the batch is delayed; send it alone"));
+            return Err(format!(
+                "message {count} of the batch is delayed; send it alone"
+            ));
         }
         count += 1;
         bytes += (message.body.len() + message.properties.len() + 512) as u64;
     }
-    if count == 0 { Err("the batch is empty".to_owned()) } else { Ok((count, bytes)) }
+    if count == 0 {
+        Err("the batch is empty".to_owned())
+    } else {
+        Ok((count, bytes))
+    }
 }
 
 fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
@@ -113,7 +124,11 @@ impl State {
         let named = request.topic.to_cow();
         let dead_letters = self.dead_letter_topic(&named, &request);
         let topic = dead_letters.as_deref().unwrap_or(&named);
-        let wanted = if dead_letters.is_some() { 0 } else { chosen.unwrap_or(request.queue_id) };
+        let wanted = if dead_letters.is_some() {
+            0
+        } else {
+            chosen.unwrap_or(request.queue_id)
+        };
         if !self.directory.topics.contains_key(topic) || !names::is_sendable(topic) {
             return self.to_creation(origin, whole);
         }
@@ -128,11 +143,17 @@ impl State {
         if self.sent_on(home.shard, origin, reply, whole, Some(queue_id)) {
             return;
         }
-        let Some(local) = self.local_shard(home.shard) else { return };
+        let Some(local) = self.local_shard(home.shard) else {
+            return;
+        };
         if self.must_wait_behind_others(local) {
             return self.hold(local, origin, reply, whole, queue_id, None);
         }
-        let target = Target { local, queue: home.index, queue_id };
+        let target = Target {
+            local,
+            queue: home.index,
+            queue_id,
+        };
         let refused = if is_batch {
             self.append_batch(origin, reply, &request, body, &target)
         } else {
@@ -147,7 +168,9 @@ impl State {
     fn dead_letter_topic(&self, topic: &str, request: &SendRequest<'_>) -> Option<String> {
         let group = topic.strip_prefix(names::RETRY_PREFIX)?;
         let config = self.directory.groups.get(group)?;
-        let most = request.max_reconsume_times.unwrap_or(config.retry_max_times);
+        let most = request
+            .max_reconsume_times
+            .unwrap_or(config.retry_max_times);
         (request.reconsume_times > most).then(|| format!("{}{group}", names::DLQ_PREFIX))
     }
 
@@ -165,7 +188,10 @@ impl State {
         }
         let most = self.hot.message_bytes_max;
         if body.len() > most {
-            return illegal(format!("body of {} bytes, bound {most} (maxMessageSize)", body.len()));
+            return illegal(format!(
+                "body of {} bytes, bound {most} (maxMessageSize)",
+                body.len()
+            ));
         }
         let properties_bytes = request.properties.map_or(0, |text| text.bytes_max());
         if properties_bytes > PROPERTIES_BYTES_MAX * 6 {
@@ -189,7 +215,10 @@ impl State {
         let Some(entry) = self.directory.topics.get_mut(topic) else {
             return Err("no such topic".to_owned());
         };
-        let bound = entry.config.write_queue_nums.max(entry.config.read_queue_nums);
+        let bound = entry
+            .config
+            .write_queue_nums
+            .max(entry.config.read_queue_nums);
         if wanted >= bound {
             return Err(format!("queueId {wanted} of topic {topic}, bound {bound}"));
         }
@@ -219,8 +248,10 @@ impl State {
             text.append_to(stored);
         }
         if stored.len() > PROPERTIES_BYTES_MAX {
-            let remark =
-                format!("properties of {} bytes, bound {PROPERTIES_BYTES_MAX}", stored.len());
+            let remark = format!(
+                "properties of {} bytes, bound {PROPERTIES_BYTES_MAX}",
+                stored.len()
+            );
             self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
             return Ok(());
         }
@@ -229,19 +260,37 @@ impl State {
         }
         let mut found = wishes(stored);
         if found.transaction || found.timer {
-            let kind = if found.timer { "timer" } else { "transactional" };
+            let kind = if found.timer {
+                "timer"
+            } else {
+                "transactional"
+            };
             let remark = format!("{kind} messages are not supported by this version");
             self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
             return Ok(());
         }
         if found.unique.is_none() {
-            found.unique = Some(super::unique::append_unique_key(stored, self.store_host, self.now));
+            found.unique = Some(super::unique::append_unique_key(
+                stored,
+                self.store_host,
+                self.now,
+            ));
         }
-        let Some(local) = self.shards.get_mut(target.local) else { return Ok(()) };
+        let Some(local) = self.shards.get_mut(target.local) else {
+            return Ok(());
+        };
         if found.delay_level > 0 {
-            let topic = local.shard.queues().get(target.queue).map_or("", |queue| &*queue.topic);
+            let topic = local
+                .shard
+                .queues()
+                .get(target.queue)
+                .map_or("", |queue| &*queue.topic);
             properties::append(stored, properties::REAL_TOPIC, topic);
-            properties::append(stored, properties::REAL_QUEUE_ID, &target.queue_id.to_string());
+            properties::append(
+                stored,
+                properties::REAL_QUEUE_ID,
+                &target.queue_id.to_string(),
+            );
         }
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
         let message = NewMessage {
@@ -259,15 +308,26 @@ impl State {
             keys: found.keys.map(|place| cut(place, stored)),
         };
         let appended = if found.delay_level > 0 {
-            local.shard.append_delayed(self.now, message, found.delay_level)
+            local
+                .shard
+                .append_delayed(self.now, message, found.delay_level)
         } else {
             local.shard.append(self.now, &message)
         };
         let appended = appended?;
         self.count_put(target, 1, body.len());
         self.scratch.ids.clear();
-        ids::offset_msg_id(&mut self.scratch.ids, self.store_host, appended.physical_offset);
-        self.finish_send(reply, target, &appended, Some(found.unique.unwrap_or_default()));
+        ids::offset_msg_id(
+            &mut self.scratch.ids,
+            self.store_host,
+            appended.physical_offset,
+        );
+        self.finish_send(
+            reply,
+            target,
+            &appended,
+            Some(found.unique.unwrap_or_default()),
+        );
         Ok(())
     }
 
@@ -286,7 +346,9 @@ impl State {
                 return Ok(());
             }
         };
-        let Some(local) = self.shards.get_mut(target.local) else { return Ok(()) };
+        let Some(local) = self.shards.get_mut(target.local) else {
+            return Ok(());
+        };
         local.shard.check_room(count, bytes, self.now)?;
         self.scratch.ids.clear();
         let mut first: Option<Appended> = None;
@@ -360,14 +422,30 @@ impl State {
         let unique = unique.map_or(&[] as &[u8], |place| cut(place, &self.scratch.properties));
         let ext = [
             ("MSG_REGION", ExtValue::Str(&self.hot.region)),
-            ("TRACE_ON", ExtValue::Str(if self.hot.trace_on { "true" } else { "false" })),
-            ("msgId", ExtValue::Str(std::str::from_utf8(&self.scratch.ids).unwrap_or_default())),
+            (
+                "TRACE_ON",
+                ExtValue::Str(if self.hot.trace_on { "true" } else { "false" }),
+            ),
+            (
+                "msgId",
+                ExtValue::Str(std::str::from_utf8(&self.scratch.ids).unwrap_or_default()),
+            ),
             ("queueId", ExtValue::Int(i64::from(target.queue_id))),
             ("queueOffset", ExtValue::Int(appended.queue_offset)),
-            ("transactionId", ExtValue::Str(std::str::from_utf8(unique).unwrap_or_default())),
+            (
+                "transactionId",
+                ExtValue::Str(std::str::from_utf8(unique).unwrap_or_default()),
+            ),
         ];
-        let fields = ext.get(..ext.len() - usize::from(unique.is_empty())).unwrap_or(&ext);
-        let head = Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: fields };
+        let fields = ext
+            .get(..ext.len() - usize::from(unique.is_empty()))
+            .unwrap_or(&ext);
+        let head = Reply {
+            code: response::SUCCESS,
+            opaque: reply.opaque,
+            remark: None,
+            ext: fields,
+        };
         encode_reply(&mut frame, reply.serialization, &head, &[]);
         self.reply_at(reply, target.local, appended.end, &frame);
         self.scratch.reply = frame;
@@ -376,7 +454,9 @@ impl State {
     /// Lets an encoded answer go once the shard's watermark reaches `end`.
     pub fn reply_at(&mut self, reply: &ReplyTo, local: usize, end: u64, frame: &[u8]) {
         let now_us = self.now.monotonic_us;
-        let Some(shard) = self.shards.get_mut(local) else { return };
+        let Some(shard) = self.shards.get_mut(local) else {
+            return;
+        };
         if shard.replies.is_empty() && shard.shard.watermark() >= end {
             shard.latency.record(1);
             self.deliver(reply.link, frame);

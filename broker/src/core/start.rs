@@ -52,9 +52,10 @@ pub fn store_host(config: &Config) -> Result<std::net::SocketAddr, CoreError> {
         what: format!("brokerIP1={}: cannot be resolved", host.as_str()),
         source,
     })?;
-    resolved.first().copied().ok_or_else(|| {
-        CoreError::Other(format!("brokerIP1={}: has no address", host.as_str()))
-    })
+    resolved
+        .first()
+        .copied()
+        .ok_or_else(|| CoreError::Other(format!("brokerIP1={}: has no address", host.as_str())))
 }
 
 fn shard_config(
@@ -75,7 +76,10 @@ fn shard_config(
         run_units: RUN_UNITS,
         run_log_bytes: RUN_LOG_BYTES,
         parked_max: config.parked_pulls_max as usize,
-        delay_levels_ms: levels.iter().map(|ms| i64::try_from(*ms).unwrap_or(i64::MAX)).collect(),
+        delay_levels_ms: levels
+            .iter()
+            .map(|ms| i64::try_from(*ms).unwrap_or(i64::MAX))
+            .collect(),
         store_host: host,
         disk_stop_percent: config.disk_warning_percent,
     }
@@ -85,8 +89,16 @@ fn shard_config(
 pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreError> {
     let config = &plan.config;
     let root = config.store_path_root.as_path().to_path_buf();
-    let direct = if plan.granted.direct { config.direct } else { value::Need::Auto };
-    let mode = if direct == value::Need::Require { DirectMode::Require } else { DirectMode::Auto };
+    let direct = if plan.granted.direct {
+        config.direct
+    } else {
+        value::Need::Auto
+    };
+    let mode = if direct == value::Need::Require {
+        DirectMode::Require
+    } else {
+        DirectMode::Auto
+    };
     let storage = RealStorage::new(mode);
     let dirs = [
         root.clone(),
@@ -95,10 +107,12 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
         root.join("consumequeue"),
     ];
     for dir in &dirs {
-        storage.create_dirs(dir).map_err(|source| CoreError::Machine {
-            what: format!("creating {}", dir.display()),
-            source,
-        })?;
+        storage
+            .create_dirs(dir)
+            .map_err(|source| CoreError::Machine {
+                what: format!("creating {}", dir.display()),
+                source,
+            })?;
     }
     let lock = super::store::lock(&root)?;
     let wanted = u16::try_from(config.shards).unwrap_or(1).max(1);
@@ -106,11 +120,19 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
     let (identity, existed) = StoreIdentity::load_or_new(&root, wanted, segment_bytes)?;
     if identity.shards > wanted {
         let (has, asked) = (identity.shards, wanted);
-        tracing::warn!(has, asked, "the store has more shards than asked for; it keeps them");
+        tracing::warn!(
+            has,
+            asked,
+            "the store has more shards than asked for; it keeps them"
+        );
     }
     if existed && identity.segment_bytes != segment_bytes {
         let (has, asked) = (identity.segment_bytes, segment_bytes);
-        tracing::warn!(has, asked, "the store keeps its segment size (mapedFileSizeCommitLog)");
+        tracing::warn!(
+            has,
+            asked,
+            "the store keeps its segment size (mapedFileSizeCommitLog)"
+        );
     }
     let host = store_host(config)?;
     let (offsets, positions) = load_offsets(&root)?;
@@ -126,7 +148,14 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
         health,
     };
     let shards = job.run_all()?;
-    Ok(OpenStore { identity, shards, storage, root, buffer_dir, lock })
+    Ok(OpenStore {
+        identity,
+        shards,
+        storage,
+        root,
+        buffer_dir,
+        lock,
+    })
 }
 
 struct RecoveryJob<'a> {
@@ -162,8 +191,10 @@ impl RecoveryJob<'_> {
         let told = std::cell::Cell::new((0u64, 0u64));
         let progress = |done: u64, total: u64| {
             let (done_before, total_before) = told.get();
-            self.health.add_recovery_total(total.saturating_sub(total_before));
-            self.health.add_recovery_done(done.saturating_sub(done_before));
+            self.health
+                .add_recovery_total(total.saturating_sub(total_before));
+            self.health
+                .add_recovery_done(done.saturating_sub(done_before));
             told.set((done.max(done_before), total.max(total_before)));
         };
         let clean = self.identity.clean && survivor.is_none();
@@ -203,14 +234,23 @@ impl RecoveryJob<'_> {
     fn survivor(&self, dir: &Path, number: u16) -> Option<LockedRing> {
         let path = buffer_path(dir, self.identity, number);
         let bytes = LockedRing::existing_bytes(&path).ok().flatten()?;
-        let spec = RingSpec { path: Some(path), bytes, lock: false };
-        let opened = LockedRing::open(spec).ok().filter(|opened| opened.existed)?;
+        let spec = RingSpec {
+            path: Some(path),
+            bytes,
+            lock: false,
+        };
+        let opened = LockedRing::open(spec)
+            .ok()
+            .filter(|opened| opened.existed)?;
         let header = opened.ring.header();
         let ours = header.store_id() == self.identity.id()
             && header.epoch() == self.identity.epoch
             && header.shard() == u32::from(number);
         if !ours {
-            tracing::warn!(shard = number, "a write buffer of another start was found and left out");
+            tracing::warn!(
+                shard = number,
+                "a write buffer of another start was found and left out"
+            );
         }
         ours.then_some(opened.ring)
     }
@@ -227,14 +267,19 @@ pub fn open_ring(
     let bytes = config.buffer_bytes.0 as usize;
     let path = buffer_dir.map(|dir| buffer_path(dir, identity, number));
     if let Some(path) = &path
-        && LockedRing::existing_bytes(path).ok().flatten().is_some_and(|had| had != bytes)
+        && LockedRing::existing_bytes(path)
+            .ok()
+            .flatten()
+            .is_some_and(|had| had != bytes)
     {
         // It has been written out by recovery; this process wants another size.
         let _ = std::fs::remove_file(path);
     }
     let spec = RingSpec { path, bytes, lock };
     let opened = LockedRing::open(spec).map_err(|error| CoreError::Other(error.to_string()))?;
-    opened.ring.format(identity.id(), identity.epoch, u32::from(number));
+    opened
+        .ring
+        .format(identity.id(), identity.epoch, u32::from(number));
     Ok((opened.ring, lock && opened.locked.is_ok()))
 }
 
@@ -249,17 +294,16 @@ pub fn ack_point(config: &Config, survives: bool) -> AckPoint {
 }
 
 /// The way of log writes, with the reason.
-pub fn choose_log_port(
-    config: &Config,
-    storage: &RealStorage,
-    dir: &Path,
-) -> (LogPort, String) {
+pub fn choose_log_port(config: &Config, storage: &RealStorage, dir: &Path) -> (LogPort, String) {
     match config.log_port {
         value::LogPort::Uring => (LogPort::Uring, "io_uring (pinion.logPort)".to_owned()),
         value::LogPort::Thread => (LogPort::Thread, "writer thread (pinion.logPort)".to_owned()),
         value::LogPort::Auto => match shard::runtime::probe::probe_log_port(storage, dir) {
             Ok(probe) => (probe.choice, probe.to_string()),
-            Err(error) => (LogPort::Thread, format!("writer thread (probe failed: {error})")),
+            Err(error) => (
+                LogPort::Thread,
+                format!("writer thread (probe failed: {error})"),
+            ),
         },
     }
 }
@@ -270,27 +314,43 @@ type SavedOffsets = (Vec<SavedOffset>, Vec<(u16, u64)>);
 fn load_offsets(root: &Path) -> Result<SavedOffsets, CoreError> {
     let loaded = settings::load(&root.join("config"), OFFSETS_FILE);
     let loaded = loaded.map_err(|error| CoreError::Other(error.to_string()))?;
-    let Some(loaded) = loaded else { return Ok((Vec::new(), Vec::new())) };
+    let Some(loaded) = loaded else {
+        return Ok((Vec::new(), Vec::new()));
+    };
     let damaged = |what: String| CoreError::Other(format!("config/{OFFSETS_FILE}: {what}"));
     let text = wire::body::lenient::to_standard_json(&loaded.bytes)
         .map_err(|error| damaged(error.to_string()))?;
     let parsed: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let mut offsets = Vec::new();
-    let tables = parsed.get("offsetTable").and_then(serde_json::Value::as_object);
+    let tables = parsed
+        .get("offsetTable")
+        .and_then(serde_json::Value::as_object);
     for (key, queues) in tables.into_iter().flatten() {
-        let Some((topic, group)) = key.split_once('@') else { continue };
+        let Some((topic, group)) = key.split_once('@') else {
+            continue;
+        };
         for (queue_id, offset) in queues.as_object().into_iter().flatten() {
             if let (Ok(queue_id), Some(offset)) = (queue_id.parse(), offset.as_i64()) {
                 let (topic, group) = (topic.to_owned(), group.to_owned());
-                offsets.push(SavedOffset { topic, group, queue_id, offset });
+                offsets.push(SavedOffset {
+                    topic,
+                    group,
+                    queue_id,
+                    offset,
+                });
             }
         }
     }
-    let positions = parsed.get("logPositions").and_then(serde_json::Value::as_object);
-    let positions = positions.into_iter().flatten().filter_map(|(shard, offset)| {
-        let (_, position) = address::split(offset.as_i64()?)?;
-        Some((shard.parse().ok()?, position))
-    });
+    let positions = parsed
+        .get("logPositions")
+        .and_then(serde_json::Value::as_object);
+    let positions = positions
+        .into_iter()
+        .flatten()
+        .filter_map(|(shard, offset)| {
+            let (_, position) = address::split(offset.as_i64()?)?;
+            Some((shard.parse().ok()?, position))
+        });
     Ok((offsets, positions.collect()))
 }

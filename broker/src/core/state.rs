@@ -118,7 +118,11 @@ impl HotSettings {
             long_polling: config.long_polling,
             short_polling_ms: config.short_polling_ms,
             sync_flush_timeout_us: config.sync_flush_timeout_ms * 1000,
-            send_wait_us: if config.fast_failure { config.send_wait_max_ms * 1000 } else { 5_000_000 },
+            send_wait_us: if config.fast_failure {
+                config.send_wait_max_ms * 1000
+            } else {
+                5_000_000
+            },
         }
     }
 }
@@ -202,7 +206,10 @@ impl State {
     /// The link of a connection of this core.
     #[must_use]
     pub fn link(&self, connection: u64) -> ClientLink {
-        ClientLink { core: self.core as u16, connection }
+        ClientLink {
+            core: self.core as u16,
+            connection,
+        }
     }
 
     /// How to answer a request.
@@ -219,7 +226,9 @@ impl State {
     /// Position of a shard among this core's, if it is one of them.
     #[must_use]
     pub fn local_shard(&self, shard: u16) -> Option<usize> {
-        self.shards.iter().position(|local| local.shard.number() == shard)
+        self.shards
+            .iter()
+            .position(|local| local.shard.number() == shard)
     }
 
     /// Core of a shard.
@@ -243,7 +252,8 @@ impl State {
         if core != self.core && held >= MESH_WAITING_MAX {
             self.counters.mesh_refused += 1;
             let remark = format!(
-                "mesh: {held} messages wait for core {core}, bound {MESH_WAITING_MAX}; try another broker"
+                "mesh: {held} messages wait for core {core}, bound {MESH_WAITING_MAX}; \
+                 try another broker"
             );
             self.answer(reply, response::SERVICE_NOT_AVAILABLE, Some(&remark));
             return;
@@ -279,7 +289,10 @@ impl State {
             }
         } else {
             let (connection, frame) = (link.connection, frame.to_vec());
-            self.send_to(usize::from(link.core), MeshMessage::Deliver { connection, frame });
+            self.send_to(
+                usize::from(link.core),
+                MeshMessage::Deliver { connection, frame },
+            );
         }
     }
 
@@ -306,14 +319,23 @@ impl State {
 
     /// Opens a queue on a shard of this core.
     pub fn open_local(shards: &mut [LocalShard], shard: u16, topic: &str, id: i32) -> QueueIndex {
-        let local = shards.iter_mut().find(|local| local.shard.number() == shard);
-        local.and_then(|local| local.shard.open_queue(topic, id)).unwrap_or(NO_QUEUE)
+        let local = shards
+            .iter_mut()
+            .find(|local| local.shard.number() == shard);
+        local
+            .and_then(|local| local.shard.open_queue(topic, id))
+            .unwrap_or(NO_QUEUE)
     }
 }
 
 /// Encodes an answer without fields or body.
 pub fn encode_plain(out: &mut Vec<u8>, to: &ReplyTo, code: i32, remark: Option<&str>) {
-    let reply = Reply { code, opaque: to.opaque, remark, ext: &[] };
+    let reply = Reply {
+        code,
+        opaque: to.opaque,
+        remark,
+        ext: &[],
+    };
     encode_reply(out, to.serialization, &reply, &[]);
 }
 
@@ -327,7 +349,10 @@ pub enum CoreError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A listener.
-    #[error("cannot listen on {address}: {source}. Is another broker or name server running? Set {key} to a free port")]
+    #[error(
+        "cannot listen on {address}: {source}. Is another broker or name server running? Set {key} \
+         to a free port"
+    )]
     Listen {
         /// Address.
         address: std::net::SocketAddr,

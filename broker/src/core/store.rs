@@ -36,7 +36,9 @@ impl StoreIdentity {
     /// The identity in binary.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
-        u128::from_str_radix(&self.store_id, 16).unwrap_or(0).to_be_bytes()
+        u128::from_str_radix(&self.store_id, 16)
+            .unwrap_or(0)
+            .to_be_bytes()
     }
 
     /// Reads the identity, or makes one for a new store.
@@ -61,14 +63,20 @@ impl StoreIdentity {
             what: "reading /dev/urandom".to_owned(),
             source,
         })?;
-        let fresh =
-            Self { store_id: format!("{id:032x}"), epoch: 0, shards, segment_bytes, clean: true };
+        let fresh = Self {
+            store_id: format!("{id:032x}"),
+            epoch: 0,
+            shards,
+            segment_bytes,
+            clean: true,
+        };
         Ok((fresh, false))
     }
 
     /// Saves the identity.
     pub fn save(&self, root: &Path) -> Result<(), CoreError> {
-        let bytes = serde_json::to_vec(self).map_err(|error| CoreError::Other(error.to_string()))?;
+        let bytes =
+            serde_json::to_vec(self).map_err(|error| CoreError::Other(error.to_string()))?;
         settings::save(&root.join("config"), STORE_FILE, &bytes)
             .map(|_| ())
             .map_err(|error| CoreError::Other(error.to_string()))
@@ -85,8 +93,15 @@ fn random_id() -> io::Result<u128> {
 /// Holds the store for this process alone.
 pub fn lock(root: &Path) -> Result<File, CoreError> {
     let path = root.join("lock");
-    let failed = |source| CoreError::Machine { what: format!("locking {}", path.display()), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let failed = |source| CoreError::Machine {
+        what: format!("locking {}", path.display()),
+        source,
+    };
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path);
     let file = file.map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -108,7 +123,9 @@ pub fn buffer_path(dir: &Path, identity: &StoreIdentity, shard: u16) -> PathBuf 
 /// Bytes of all files below a directory.
 #[must_use]
 pub fn bytes_below(dir: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
     entries
         .flatten()
         .map(|entry| match entry.metadata() {

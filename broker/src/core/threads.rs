@@ -67,14 +67,19 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     for warning in &plan.granted.warnings {
         tracing::warn!("{warning}");
     }
-    let signals = sys::SignalWaiter::new().map_err(|source| machine("waiting for signals", source))?;
+    let signals =
+        sys::SignalWaiter::new().map_err(|source| machine("waiting for signals", source))?;
     let _ = sys::raise_open_files_limit();
     let health = Arc::new(Health::default());
     health.set_phase(Phase::Recovering);
     let metrics = Arc::new(Metrics::new(&plan.config, health.clone()));
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
-    let store = if plan.broker { Some(start::open_store(&plan, &health)?) } else { None };
+    let store = if plan.broker {
+        Some(start::open_store(&plan, &health)?)
+    } else {
+        None
+    };
     let stop = Arc::new(AtomicBool::new(false));
     let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop, &metrics)?;
     let (ready, became_ready) = mpsc::channel();
@@ -82,12 +87,16 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     for seed in seeds {
         let ready = ready.clone();
         let name = format!("core-{}", seed.core);
-        let thread = std::thread::Builder::new().name(name).spawn(move || run_core(seed, &ready));
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || run_core(seed, &ready));
         threads.push(thread.map_err(|source| machine("starting a core thread", source))?);
     }
     drop(ready);
     let started = threads.iter().try_for_each(|_| {
-        became_ready.recv().unwrap_or_else(|_| Err(CoreError::Other("a core ended early".to_owned())))
+        became_ready
+            .recv()
+            .unwrap_or_else(|_| Err(CoreError::Other("a core ended early".to_owned())))
     });
     if let Err(error) = started {
         halt(&stop, &ringers, threads);
@@ -107,11 +116,20 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
         identity.save(&root)?;
         drop(lock);
     }
-    if clean { Ok(()) } else { Err(CoreError::Other("a core ended early, see the log".to_owned())) }
+    if clean {
+        Ok(())
+    } else {
+        Err(CoreError::Other(
+            "a core ended early, see the log".to_owned(),
+        ))
+    }
 }
 
 fn machine(what: &str, source: std::io::Error) -> CoreError {
-    CoreError::Machine { what: what.to_owned(), source }
+    CoreError::Machine {
+        what: what.to_owned(),
+        source,
+    }
 }
 
 fn wait_for_signal(signals: &sys::SignalWaiter, threads: &[JoinHandle<bool>]) {
@@ -134,7 +152,10 @@ fn halt(stop: &AtomicBool, ringers: &[BellRinger], threads: Vec<JoinHandle<bool>
     for ringer in ringers {
         ringer.ring();
     }
-    threads.into_iter().map(|thread| thread.join().unwrap_or(false)).fold(true, |a, b| a & b)
+    threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or(false))
+        .fold(true, |a, b| a & b)
 }
 
 /// Dials the advertised address from a thread of its own and warns when nobody answers there.
@@ -145,7 +166,10 @@ fn dial_advertised(config: &Config) {
             tracing::warn!("{warning}");
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).spawn(dial) {
+    if let Err(error) = std::thread::Builder::new()
+        .name("dial".to_owned())
+        .spawn(dial)
+    {
         tracing::warn!(%error, "the advertised address was not tried");
     }
 }
@@ -162,11 +186,17 @@ fn start_exporter(
     }
     let found = config.metrics_host.resolve(config.metrics_port);
     let found = found.map_err(|source| machine("resolving metricsPromExporterHost", source))?;
-    let Some(address) = found.first().copied() else { return Ok(None) };
+    let Some(address) = found.first().copied() else {
+        return Ok(None);
+    };
     let metrics = metrics.clone();
     match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
         Ok(server) => Ok(Some(server)),
-        Err(source) => Err(CoreError::Listen { address, key: "metricsPromExporterPort", source }),
+        Err(source) => Err(CoreError::Listen {
+            address,
+            key: "metricsPromExporterPort",
+            source,
+        }),
     }
 }
 
@@ -175,15 +205,26 @@ fn start_health(
     health: &Arc<Health>,
     metrics: &Arc<Metrics>,
 ) -> Result<Option<HealthServer>, CoreError> {
-    let Some((port, must)) = plan.config.health_port() else { return Ok(None) };
-    let address = plan.config.health_address.resolve(port).ok().and_then(|a| a.first().copied());
-    let Some(address) = address else { return Ok(None) };
+    let Some((port, must)) = plan.config.health_port() else {
+        return Ok(None);
+    };
+    let address = plan
+        .config
+        .health_address
+        .resolve(port)
+        .ok()
+        .and_then(|a| a.first().copied());
+    let Some(address) = address else {
+        return Ok(None);
+    };
     let metrics = metrics.clone();
     match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
         Ok(server) => Ok(Some(server)),
-        Err(source) if must => {
-            Err(CoreError::Listen { address, key: "pinion.healthPort", source })
-        }
+        Err(source) if must => Err(CoreError::Listen {
+            address,
+            key: "pinion.healthPort",
+            source,
+        }),
         Err(error) => {
             tracing::warn!(%address, %error, "health port not opened (pinion.healthPort)");
             Ok(None)
@@ -210,7 +251,11 @@ fn seeds(
     let shards = store.as_ref().map_or(0, |store| store.shards.len());
     metrics.set_cores(cpus.len(), shards);
     let homes: Arc<Vec<usize>> = Arc::new((0..shards).map(|shard| shard % cpus.len()).collect());
-    let broker_listen = if plan.broker { broker_addresses(&config)? } else { Vec::new() };
+    let broker_listen = if plan.broker {
+        broker_addresses(&config)?
+    } else {
+        Vec::new()
+    };
     let mut name_server = plan.namesrv.as_ref().map(name_server).transpose()?;
     let store_host = if plan.broker {
         start::store_host(&config)?
@@ -223,7 +268,9 @@ fn seeds(
     };
     let mut seeds = Vec::new();
     for (core, cpu) in cpus.iter().enumerate().rev() {
-        let (Some(mesh), bell) = (ends.pop(), bells.pop().flatten()) else { break };
+        let (Some(mesh), bell) = (ends.pop(), bells.pop().flatten()) else {
+            break;
+        };
         seeds.push(Seed {
             core,
             cpu: plan.granted.pinning.then_some(*cpu),
@@ -238,7 +285,11 @@ fn seeds(
             log_port: parts.log_port,
             lock_memory: plan.granted.memlock,
             store_host,
-            control: if core == 0 { parts.control.take() } else { None },
+            control: if core == 0 {
+                parts.control.take()
+            } else {
+                None
+            },
             changes: parts.changes.clone(),
             name_server: if core == 0 { name_server.take() } else { None },
             broker_listen: broker_listen.clone(),
@@ -294,7 +345,14 @@ fn divide_store(
     homes: &[usize],
     cores: usize,
 ) -> Result<StoreParts, CoreError> {
-    let OpenStore { mut identity, shards, storage, root, buffer_dir, lock } = store;
+    let OpenStore {
+        mut identity,
+        shards,
+        storage,
+        root,
+        buffer_dir,
+        lock,
+    } = store;
     identity.epoch += 1;
     identity.clean = false;
     identity.save(&root)?;
@@ -353,7 +411,10 @@ fn control(
     let (mut control, mut effects) =
         Control::new(setup).map_err(|error| CoreError::Other(error.to_string()))?;
     for (number, shard) in shards.iter().enumerate() {
-        for (topic, queue_id) in shard.queues().filter(|(topic, _)| *topic != shard::SCHEDULE_TOPIC) {
+        for (topic, queue_id) in shard
+            .queues()
+            .filter(|(topic, _)| *topic != shard::SCHEDULE_TOPIC)
+        {
             control.topic_recovered(topic, queue_id, number as u16, &mut effects);
         }
     }
@@ -398,7 +459,11 @@ fn registrar(config: &Config) -> Result<Registrar, CoreError> {
         let name = server.to_string();
         match server.host.resolve(server.port) {
             Ok(addresses) if !addresses.is_empty() => servers.push((name, addresses)),
-            Ok(_) => return Err(CoreError::Other(format!("namesrvAddr={name}: has no address"))),
+            Ok(_) => {
+                return Err(CoreError::Other(format!(
+                    "namesrvAddr={name}: has no address"
+                )));
+            }
             Err(source) => {
                 let what = format!("namesrvAddr={name}: cannot be resolved");
                 return Err(CoreError::Machine { what, source });
@@ -414,7 +479,10 @@ fn name_server(
     let keys = &plan.config;
     std::fs::create_dir_all(&plan.data)
         .map_err(|source| machine(&format!("creating {}", plan.data.display()), source))?;
-    let config = NameServerConfig { listen_port: keys.listen_port, ..name_server_config(keys) };
+    let config = NameServerConfig {
+        listen_port: keys.listen_port,
+        ..name_server_config(keys)
+    };
     let kv = match std::fs::read(plan.data.join(KV_FILE)) {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -487,7 +555,13 @@ fn check_free(addresses: &[SocketAddr], key: &'static str) -> Result<(), CoreErr
                 {
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
-                Err(source) => return Err(CoreError::Listen { address: *address, key, source }),
+                Err(source) => {
+                    return Err(CoreError::Listen {
+                        address: *address,
+                        key,
+                        source,
+                    });
+                }
             }
         }
     }
@@ -528,9 +602,10 @@ fn broker_lines(
 fn print_banner(plan: &RunPlan, server: Option<&HealthServer>, lines: Option<BrokerLines>) {
     use std::io::Write as _;
     let config = &plan.config;
-    let namesrv = plan.namesrv.as_ref().map(|plan| {
-        plan.config.bind_address.with_port(plan.config.listen_port)
-    });
+    let namesrv = plan
+        .namesrv
+        .as_ref()
+        .map(|plan| plan.config.bind_address.with_port(plan.config.listen_port));
     let banner = Banner {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         namesrv,
@@ -563,7 +638,8 @@ fn run_core(seed: Seed, ready: &mpsc::Sender<Result<(), CoreError>>) -> bool {
 
 fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
     if let Some(cpu) = seed.cpu {
-        probe::pin_to_core(cpu).map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
+        probe::pin_to_core(cpu)
+            .map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
     }
     let config = seed.config.clone();
     let mut driver = UringDriver::new(UringConfig {
@@ -586,20 +662,24 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
     let changes = std::mem::take(&mut seed.changes);
     let mut listeners = Vec::new();
     for address in &seed.broker_listen {
-        let listener = driver.listen(*address, true).map_err(|source| CoreError::Listen {
-            address: *address,
-            key: "listenPort",
-            source,
-        })?;
+        let listener = driver
+            .listen(*address, true)
+            .map_err(|source| CoreError::Listen {
+                address: *address,
+                key: "listenPort",
+                source,
+            })?;
         listeners.push((listener, Purpose::Broker));
     }
     if let Some((_, _, addresses)) = &seed.name_server {
         for address in addresses {
-            let listener = driver.listen(*address, false).map_err(|source| CoreError::Listen {
-                address: *address,
-                key: "--namesrv-port",
-                source,
-            })?;
+            let listener = driver
+                .listen(*address, false)
+                .map_err(|source| CoreError::Listen {
+                    address: *address,
+                    key: "--namesrv-port",
+                    source,
+                })?;
             listeners.push((listener, Purpose::NameServer));
         }
     }
@@ -611,7 +691,14 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
         state.on_change(change);
     }
     state.begin_control();
-    Ok(Core { driver, state, listeners, stop, idle_scanned_us: now.monotonic_us, drain_until_us: None })
+    Ok(Core {
+        driver,
+        state,
+        listeners,
+        stop,
+        idle_scanned_us: now.monotonic_us,
+        drain_until_us: None,
+    })
 }
 
 fn open_shard(
@@ -642,8 +729,9 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
     let control = seed.control.map(|(control, registrar, effects)| {
         Box::new(ControlTask::new(control, registrar, effects))
     });
-    let name_server =
-        seed.name_server.map(|(server, dir, _)| Box::new(NameServerTask::new(server, dir)));
+    let name_server = seed
+        .name_server
+        .map(|(server, dir, _)| Box::new(NameServerTask::new(server, dir)));
     State {
         core: seed.core,
         now: shard::runtime::Now::default(),

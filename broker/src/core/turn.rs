@@ -44,8 +44,11 @@ impl<D: Driver> Core<D> {
     /// Runs until the process stops and everything is on disk (or draining takes too long).
     pub fn run(&mut self) {
         loop {
-            let deadline =
-                if self.state.mesh.has_pending() { Some(0) } else { self.deadline_us() };
+            let deadline = if self.state.mesh.has_pending() {
+                Some(0)
+            } else {
+                self.deadline_us()
+            };
             self.driver.wait(deadline);
             self.turn();
             if self.stop.load(Ordering::Acquire) && self.drained() {
@@ -87,7 +90,10 @@ impl<D: Driver> Core<D> {
 
     fn drain_mesh(&mut self) {
         let mut messages = std::mem::take(&mut self.state.inbox);
-        self.state.mesh.drain(|from, message| messages.push((from, message)), MESH_PER_TURN);
+        self.state.mesh.drain(
+            |from, message| messages.push((from, message)),
+            MESH_PER_TURN,
+        );
         for (from, message) in messages.drain(..) {
             self.state.on_message(from, message);
         }
@@ -97,8 +103,13 @@ impl<D: Driver> Core<D> {
     fn on_completion(&mut self, completion: Completion) {
         let mut completion = completion;
         for index in 0..self.state.shards.len() {
-            let Some(local) = self.state.shards.get_mut(index) else { break };
-            match local.shard.on_completion(self.state.now, &mut self.driver, completion) {
+            let Some(local) = self.state.shards.get_mut(index) else {
+                break;
+            };
+            match local
+                .shard
+                .on_completion(self.state.now, &mut self.driver, completion)
+            {
                 Some(back) => completion = back,
                 None => return,
             }
@@ -109,7 +120,11 @@ impl<D: Driver> Core<D> {
                 self.state.on_bytes(connection, bytes);
                 self.driver.release_received(buffer);
             }
-            Completion::Sent { connection, buffer, result } => {
+            Completion::Sent {
+                connection,
+                buffer,
+                result,
+            } => {
                 if result.is_err() {
                     self.state.to_close.push(connection.0);
                 }
@@ -119,7 +134,11 @@ impl<D: Driver> Core<D> {
                     self.driver.pause_receiving(connection, false);
                 }
             }
-            Completion::Accepted { listener, connection, peer } => {
+            Completion::Accepted {
+                listener,
+                connection,
+                peer,
+            } => {
                 let purpose = self.listeners.iter().find(|(id, _)| *id == listener);
                 let purpose = purpose.map_or(Purpose::Broker, |(_, purpose)| *purpose);
                 let now_us = self.state.now.monotonic_us;
@@ -133,7 +152,8 @@ impl<D: Driver> Core<D> {
             }
             Completion::Closed { connection, .. } => self.state.on_closed(connection),
             Completion::Job { token, result } if token == JOB_TOKEN => {
-                self.state.on_job(result.map(|_| ()).map_err(|error| error.to_string()));
+                self.state
+                    .on_job(result.map(|_| ()).map_err(|error| error.to_string()));
             }
             _ => {}
         }
@@ -169,7 +189,8 @@ impl<D: Driver> Core<D> {
         self.idle_scanned_us = now_us;
         let idle_us = u64::from(self.state.config.connection_idle_max_s) * 1_000_000;
         let idle = self.state.net.iter().filter(|(_, connection)| {
-            connection.purpose != Purpose::Registration(0) && now_us > connection.active_us + idle_us
+            connection.purpose != Purpose::Registration(0)
+                && now_us > connection.active_us + idle_us
         });
         let idle: Vec<u64> = idle.map(|(id, _)| id).collect();
         for connection in idle {
@@ -180,7 +201,11 @@ impl<D: Driver> Core<D> {
     fn deadline_us(&self) -> Option<u64> {
         let state = &self.state;
         let now = state.now;
-        let shards = state.shards.iter().filter_map(|local| local.shard.deadline_us(now)).min();
+        let shards = state
+            .shards
+            .iter()
+            .filter_map(|local| local.shard.deadline_us(now))
+            .min();
         let flush = state
             .shards
             .iter()
@@ -195,12 +220,26 @@ impl<D: Driver> Core<D> {
         let second = (state.control.is_some() || state.name_server.is_some())
             .then_some(now.monotonic_us + 1_000_000);
         let period_us = state.config.register_period_ms * 1000;
-        let registrar =
-            state.control.as_ref().and_then(|task| task.registrar.deadline_us(period_us));
-        let mesh = state.mesh_is_behind().then_some(now.monotonic_us + MESH_RETRY_US);
+        let registrar = state
+            .control
+            .as_ref()
+            .and_then(|task| task.registrar.deadline_us(period_us));
+        let mesh = state
+            .mesh_is_behind()
+            .then_some(now.monotonic_us + MESH_RETRY_US);
         let idle = Some(self.idle_scanned_us + IDLE_SCAN_US);
         let drain = self.drain_until_us.map(|_| now.monotonic_us + 2_000);
-        let all = [shards, flush, held, second, registrar, mesh, idle, drain, state.pulls.deadline_us()];
+        let all = [
+            shards,
+            flush,
+            held,
+            second,
+            registrar,
+            mesh,
+            idle,
+            drain,
+            state.pulls.deadline_us(),
+        ];
         all.into_iter().flatten().min()
     }
 
@@ -219,10 +258,14 @@ impl<D: Driver> Core<D> {
     }
 
     fn drained(&mut self) -> bool {
-        let Some(until) = self.drain_until_us else { return false };
-        let base_done = self.state.shards.iter().all(|local| {
-            local.replies.is_empty() && local.shard.is_drained()
-        });
+        let Some(until) = self.drain_until_us else {
+            return false;
+        };
+        let base_done = self
+            .state
+            .shards
+            .iter()
+            .all(|local| local.replies.is_empty() && local.shard.is_drained());
         if base_done && self.state.jobs.is_idle() && !self.state.net.has_unsent() {
             return true;
         }
@@ -261,7 +304,9 @@ impl State {
         let mut frame = std::mem::take(&mut self.scratch.reply);
         loop {
             frame.clear();
-            let Some(local) = self.shards.get_mut(index) else { break };
+            let Some(local) = self.shards.get_mut(index) else {
+                break;
+            };
             let watermark = local.shard.watermark();
             let poison = local.shard.log().poison().map(str::to_owned);
             let mut passed = false;
@@ -274,7 +319,9 @@ impl State {
             );
             let Some(waiting) = taken else { break };
             if passed {
-                local.latency.record(now_us.saturating_sub(waiting.since_us));
+                local
+                    .latency
+                    .record(now_us.saturating_sub(waiting.since_us));
                 self.deliver(waiting.to.link, &frame);
             } else if let Some(reason) = poison {
                 let remark = format!("disk: {reason}");
@@ -288,15 +335,21 @@ impl State {
 
     /// The flush takes too long: the message is in the log, but not known to be on disk.
     fn answer_flush_timeout(&mut self, waiting: &Waiting, encoded: &[u8]) {
-        let Ok(Some((parsed, _))) = frame::split(encoded, frame::FRAME_BYTES_MAX) else { return };
-        let Ok(head) = header::decode(&parsed) else { return };
+        let Ok(Some((parsed, _))) = frame::split(encoded, frame::FRAME_BYTES_MAX) else {
+            return;
+        };
+        let Ok(head) = header::decode(&parsed) else {
+            return;
+        };
         let fields: Vec<(String, String)> = head
             .ext
             .iter()
             .map(|(name, value)| (name.to_cow().into_owned(), value.to_cow().into_owned()))
             .collect();
-        let ext: Vec<(&str, ExtValue<'_>)> =
-            fields.iter().map(|(name, value)| (name.as_str(), ExtValue::Str(value))).collect();
+        let ext: Vec<(&str, ExtValue<'_>)> = fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), ExtValue::Str(value)))
+            .collect();
         let remark = "disk: the flush takes longer than syncFlushTimeout";
         let reply = Reply {
             code: response::FLUSH_DISK_TIMEOUT,
@@ -311,7 +364,9 @@ impl State {
 
     /// A connection is gone.
     pub fn on_closed(&mut self, id: ConnectionId) {
-        let Some(connection) = self.net.remove(id.0) else { return };
+        let Some(connection) = self.net.remove(id.0) else {
+            return;
+        };
         match connection.purpose {
             Purpose::Registration(index) => self.registration_down(index),
             Purpose::NameServer => {

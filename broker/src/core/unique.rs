@@ -25,7 +25,14 @@ pub fn append_unique_key(stored: &mut Vec<u8>, host: SocketAddr, now: Now) -> (u
     let thread = thread_mark() ^ (count >> 16);
     let process = (std::process::id() & 0xffff) as u16;
     let month_ms = (now.wall_ms.rem_euclid(PERIOD_MS)) as u32;
-    ids::unique_key(stored, host.ip(), process, thread, month_ms, (count & 0xffff) as u16);
+    ids::unique_key(
+        stored,
+        host.ip(),
+        process,
+        thread,
+        month_ms,
+        (count & 0xffff) as u16,
+    );
     let len = stored.len() - at;
     stored.push(properties::ENTRY_SEPARATOR);
     (at, len)
