@@ -8,16 +8,21 @@
 //! Invariant: every record is checked against the CRC in its unit (or its own structure where no
 //! unit is known) before it is handed out; a damaged one is left out, counted and logged.
 
-use std::collections::VecDeque;
-use std::io;
+mod lookup;
+mod windows;
 
-use wire::message::{RecordView, peek_len};
+use std::collections::VecDeque;
+
+use wire::message::{MAGIC_V1, MAGIC_V2, RecordView, peek_len};
 
 use crate::address;
+use crate::delay::DELAY_TOKEN;
+use crate::event::EVENT_TOPIC;
+use crate::io::BLOCK_BYTES;
 use crate::queue::QueueIndex;
-use crate::runtime::{COLD_SLOT_BYTES, ColdRead, Driver, FileId, SlotId};
+use crate::runtime::{COLD_SLOT_BYTES, Driver, FileId, SlotId};
 use crate::select::{PullLimits, Selection};
-use crate::shard::{Shard, TokenKind};
+use crate::shard::Shard;
 use crate::units::Unit;
 
 /// Jobs that may hold on to windows at once; others wait their turn.
@@ -97,10 +102,26 @@ pub enum Answer {
 
 enum Stage {
     Begin,
-    Units { units: Vec<Unit>, selection: Selection },
-    Copy { units: VecDeque<Unit>, partial: Vec<u8>, selection: Selection },
-    KeyBlocks { runs: Vec<u64>, found: Vec<i64> },
-    Search { low: i64, high: i64, first: i64 },
+    Units {
+        units: Vec<Unit>,
+        selection: Selection,
+    },
+    Copy {
+        units: VecDeque<Unit>,
+        partial: Vec<u8>,
+        selection: Selection,
+    },
+    KeyBlocks {
+        runs: Vec<u64>,
+        next: usize,
+        in_run: Vec<i64>,
+        found: Vec<i64>,
+    },
+    Search {
+        low: i64,
+        high: i64,
+        first: i64,
+    },
 }
 
 struct Job {
@@ -109,6 +130,8 @@ struct Job {
     stage: Stage,
     records: Vec<Vec<u8>>,
     waits_for: Option<u64>,
+    /// Whether it waits for the window of that load, or only for a place among the loads.
+    waits_for_place: bool,
     failed: Option<String>,
 }
 
@@ -125,6 +148,8 @@ struct Load {
     file: FileId,
     index: u64,
     valid: usize,
+    /// Bytes of the window that a job cannot go on without.
+    least: usize,
     dropped: bool,
 }
 
@@ -134,6 +159,13 @@ struct Need {
     file: FileId,
     index: u64,
     valid: usize,
+    least: usize,
+}
+
+/// Why a job cannot go on now, or at all.
+enum Halt {
+    Need(Need),
+    Failed(String),
 }
 
 /// State of the cold reads of a shard.
@@ -146,6 +178,7 @@ pub struct ColdReads {
     next_load: u64,
     tick: u64,
     answers: Vec<(u64, Answer)>,
+    delay_answers: Vec<(u64, Answer)>,
 }
 
 enum Step {
@@ -153,8 +186,29 @@ enum Step {
     Need(Need),
 }
 
+impl ColdReads {
+    fn answer(&mut self, token: u64, answer: Answer) {
+        if token & DELAY_TOKEN == 0 {
+            self.answers.push((token, answer));
+        } else {
+            self.delay_answers.push((token, answer));
+        }
+    }
+
+    /// Whether a delay level has an answer to take.
+    pub(crate) fn has_delay_answer(&self) -> bool {
+        !self.delay_answers.is_empty()
+    }
+
+    /// An answer that a delay level of this shard has asked for.
+    pub(crate) fn next_delay_answer(&mut self) -> Option<(u64, Answer)> {
+        self.delay_answers.pop()
+    }
+}
+
 impl Shard {
-    /// Starts a cold job; `false` at [`JOBS_MAX`].
+    /// Starts a cold job; `false` at [`JOBS_MAX`]. Tokens with the highest bit set are the shard's
+    /// own.
     pub fn ask(&mut self, token: u64, question: Question) -> bool {
         if self.cold.active.len() + self.cold.waiting.len() >= JOBS_MAX {
             return false;
@@ -165,38 +219,41 @@ impl Shard {
             stage: Stage::Begin,
             records: Vec::new(),
             waits_for: None,
+            waits_for_place: false,
             failed: None,
         });
         true
     }
 
-    /// Moves finished answers to `out`.
+    /// Moves finished answers to `out`, but for those that delay levels have asked for.
     pub fn take_answers(&mut self, out: &mut Vec<(u64, Answer)>) {
         out.append(&mut self.cold.answers);
-    }
-
-    pub(crate) fn give_back_answers(&mut self, answers: Vec<(u64, Answer)>) {
-        debug_assert!(self.cold.answers.is_empty());
-        self.cold.answers = answers;
     }
 
     pub(crate) fn run_cold_jobs<D: Driver>(&mut self, driver: &mut D) {
         loop {
             while self.cold.active.len() < JOBS_ACTIVE_MAX {
-                let Some(job) = self.cold.waiting.pop_front() else { break };
+                let Some(job) = self.cold.waiting.pop_front() else {
+                    break;
+                };
                 self.cold.active.push(job);
             }
             let mut finished = false;
             let mut index = 0;
             while index < self.cold.active.len() {
-                if self.cold.active.get(index).is_some_and(|job| job.waits_for.is_some()) {
+                if self
+                    .cold
+                    .active
+                    .get(index)
+                    .is_some_and(|job| job.waits_for.is_some())
+                {
                     index += 1;
                     continue;
                 }
                 let mut job = self.cold.active.swap_remove(index);
                 match self.advance(&mut job, driver) {
                     Step::Done(answer) => {
-                        self.cold.answers.push((job.token, answer));
+                        self.cold.answer(job.token, answer);
                         finished = true;
                     }
                     Step::Need(need) => {
@@ -219,129 +276,6 @@ impl Shard {
         self.cold.active.iter().any(|job| job.waits_for.is_none())
     }
 
-    fn load<D: Driver>(&mut self, job: &mut Job, need: Need, driver: &mut D) {
-        let under_way = self.cold.loads.iter().find(|load| {
-            load.file == need.file && load.index == need.index && !load.dropped
-                && load.valid >= need.valid
-        });
-        if let Some(load) = under_way {
-            job.waits_for = Some(load.number);
-            return;
-        }
-        if self.cold.loads.len() >= LOADS_IN_FLIGHT_MAX {
-            // Any load that ends lets this job try again.
-            job.waits_for = self.cold.loads.first().map(|load| load.number);
-            return;
-        }
-        let stale = self.cold.windows.iter().position(|window| {
-            window.file == need.file && window.index == need.index
-        });
-        if let Some(at) = stale {
-            let window = self.cold.windows.swap_remove(at);
-            driver.release_slot(window.slot);
-        }
-        let number = self.cold.next_load;
-        let read = ColdRead {
-            file: need.file,
-            file_offset: need.index * WINDOW,
-            len: COLD_SLOT_BYTES,
-            token: self.token(TokenKind::Window, number),
-        };
-        if !driver.cold_read(read) {
-            self.evict(driver);
-            if !driver.cold_read(read) {
-                return;
-            }
-        }
-        self.cold.next_load += 1;
-        self.counters.cold_windows += 1;
-        let (file, index, valid) = (need.file, need.index, need.valid);
-        self.cold.loads.push(Load { number, file, index, valid, dropped: false });
-        job.waits_for = Some(number);
-    }
-
-    fn evict<D: Driver>(&mut self, driver: &mut D) {
-        let oldest = self.cold.windows.iter().enumerate().min_by_key(|(_, window)| window.used);
-        if let Some(at) = oldest.map(|(at, _)| at) {
-            let window = self.cold.windows.swap_remove(at);
-            driver.release_slot(window.slot);
-        }
-    }
-
-    pub(crate) fn on_window<D: Driver>(
-        &mut self,
-        driver: &mut D,
-        number: u64,
-        slot: SlotId,
-        result: io::Result<usize>,
-    ) {
-        let at = self.cold.loads.iter().position(|load| load.number == number);
-        let Some(load) = at.map(|at| self.cold.loads.swap_remove(at)) else {
-            driver.release_slot(slot);
-            return;
-        };
-        let failure = match &result {
-            Ok(bytes) if *bytes < load.valid && load.valid < COLD_SLOT_BYTES => {
-                Some(format!("short read: {bytes} of {} bytes", load.valid))
-            }
-            Ok(0) => Some("read behind the end of the file".to_owned()),
-            Ok(_) => None,
-            Err(error) => Some(error.to_string()),
-        };
-        for job in &mut self.cold.active {
-            if job.waits_for == Some(number) {
-                job.waits_for = None;
-                job.failed.clone_from(&failure);
-            }
-        }
-        match result {
-            Ok(bytes) if !load.dropped => {
-                self.cold.tick += 1;
-                let (file, index, used) = (load.file, load.index, self.cold.tick);
-                let valid = load.valid.min(bytes);
-                self.cold.windows.push(Window { file, index, slot, valid, used });
-            }
-            _ => driver.release_slot(slot),
-        }
-    }
-
-    /// Forgets windows of a file that is about to be dropped.
-    pub(crate) fn forget_windows<D: Driver>(&mut self, driver: &mut D, file: FileId) {
-        let windows = &mut self.cold.windows;
-        while let Some(at) = windows.iter().position(|window| window.file == file) {
-            let window = windows.swap_remove(at);
-            driver.release_slot(window.slot);
-        }
-        for load in &mut self.cold.loads {
-            load.dropped |= load.file == file;
-        }
-    }
-
-    /// The loaded bytes from an offset of a file to the end of its window, or what is needed.
-    /// `limit` is the first byte of the file that is not valid on disk.
-    fn loaded<'d, D: Driver>(
-        &mut self,
-        driver: &'d D,
-        file: FileId,
-        offset: u64,
-        limit: u64,
-    ) -> Result<&'d [u8], Need> {
-        let (index, inside) = (offset / WINDOW, (offset % WINDOW) as usize);
-        let valid = limit.saturating_sub(index * WINDOW).min(WINDOW) as usize;
-        self.cold.tick += 1;
-        let tick = self.cold.tick;
-        let window = self.cold.windows.iter_mut().find(|window| {
-            window.file == file && window.index == index && window.valid > inside
-        });
-        match window {
-            Some(window) => {
-                window.used = tick;
-                Ok(driver.slot(window.slot).get(inside..window.valid).unwrap_or_default())
-            }
-            None => Err(Need { file, index, valid }),
-        }
-    }
-
     fn advance<D: Driver>(&mut self, job: &mut Job, driver: &D) -> Step {
         if let Some(reason) = job.failed.take() {
             return Step::Done(Answer::Failed(reason));
@@ -351,26 +285,43 @@ impl Shard {
             let result = match stage {
                 Stage::Begin => self.begin(job, driver),
                 Stage::Units { units, selection } => {
-                    job.stage = Stage::Copy { units: units.into(), partial: Vec::new(), selection };
+                    job.stage = Stage::Copy {
+                        units: units.into(),
+                        partial: Vec::new(),
+                        selection,
+                    };
                     Ok(None)
                 }
-                Stage::Copy { units, partial, selection } => {
-                    self.copy(job, units, partial, selection, driver)
-                }
-                Stage::KeyBlocks { runs, found } => self.key_blocks(job, runs, found, driver),
+                Stage::Copy {
+                    units,
+                    partial,
+                    selection,
+                } => self.copy(job, units, partial, selection, driver),
+                Stage::KeyBlocks {
+                    runs,
+                    next,
+                    in_run,
+                    found,
+                } => self.key_blocks(job, (runs, next, in_run, found), driver),
                 Stage::Search { low, high, first } => self.search(job, low, high, first, driver),
             };
             match result {
                 Ok(Some(answer)) => return Step::Done(answer),
                 Ok(None) => {}
-                Err(need) => return Step::Need(need),
+                Err(Halt::Need(need)) => return Step::Need(need),
+                Err(Halt::Failed(reason)) => return Step::Done(Answer::Failed(reason)),
             }
         }
     }
 
-    fn begin<D: Driver>(&mut self, job: &mut Job, driver: &D) -> Result<Option<Answer>, Need> {
+    fn begin<D: Driver>(&mut self, job: &mut Job, driver: &D) -> Result<Option<Answer>, Halt> {
         match job.question.clone() {
-            Question::Pull { queue, offset, codes, limits } => {
+            Question::Pull {
+                queue,
+                offset,
+                codes,
+                limits,
+            } => {
                 let (mut scratch, mut units) = (Vec::new(), Vec::new());
                 let codes = codes.as_deref();
                 let mut selection =
@@ -382,27 +333,41 @@ impl Shard {
                 job.stage = Stage::Units { units, selection };
             }
             Question::Record { physical_offset } => {
-                let unit = Unit { physical_offset, ..Unit::default() };
-                job.stage = Stage::Units { units: vec![unit], selection: Selection::Empty };
+                let unit = Unit {
+                    physical_offset,
+                    ..Unit::default()
+                };
+                job.stage = Stage::Units {
+                    units: vec![unit],
+                    selection: Selection::Empty,
+                };
             }
             Question::Records { units } => {
-                job.stage = Stage::Units { units, selection: Selection::Empty };
+                job.stage = Stage::Units {
+                    units,
+                    selection: Selection::Empty,
+                };
             }
-            Question::Key { hash, from_ms, to_ms, .. } => {
-                let recent = self.keys.iter().rev().filter(|(key, _)| *key == hash);
-                let found = recent.map(|(_, offset)| *offset).collect();
-                let runs = self.runs.values().filter(|run| {
-                    run.meta.first_timestamp <= to_ms && run.meta.last_timestamp >= from_ms
-                });
-                let runs = runs.map(|run| run.meta.start).collect();
-                job.stage = Stage::KeyBlocks { runs, found };
-            }
-            Question::Time { queue, timestamp, lower } => {
+            Question::Key {
+                hash,
+                from_ms,
+                to_ms,
+                ..
+            } => job.stage = self.recent_keys(hash, from_ms, to_ms),
+            Question::Time {
+                queue,
+                timestamp,
+                lower,
+            } => {
                 if let Some(offset) = self.search_in_memory(queue, timestamp, lower) {
                     return Ok(Some(Answer::Offset(offset)));
                 }
                 let (low, high) = self.extent_for_time(queue, timestamp, lower);
-                job.stage = Stage::Search { low, high, first: low };
+                job.stage = Stage::Search {
+                    low,
+                    high,
+                    first: low,
+                };
             }
         }
         Ok(None)
@@ -417,15 +382,16 @@ impl Shard {
         limits: PullLimits,
         driver: &D,
         out: &mut Vec<Unit>,
-    ) -> Result<Selection, Need> {
+    ) -> Result<Selection, Halt> {
         let count = match codes {
             None => limits.messages_max as u64,
             Some(_) => crate::select::SCAN_UNITS_MAX,
         };
         let scanned = self.disk_units(queue, offset, count.max(1), driver)?;
         if scanned.is_empty() {
-            // The units are gone or damaged: step over one offset rather than stand still.
-            let next_offset = offset as u64 + 1;
+            // Retention has taken the units in the meantime.
+            let min_offset = self.queues.get(queue).map_or(0, |queue| queue.min_offset);
+            let next_offset = min_offset.max(offset as u64 + 1);
             return Ok(Selection::NoneMatched { next_offset });
         }
         let next_offset = crate::select::choose(&scanned, offset as u64, codes, limits, out);
@@ -443,11 +409,18 @@ impl Shard {
         offset: i64,
         count: u64,
         driver: &D,
-    ) -> Result<Vec<Unit>, Need> {
+    ) -> Result<Vec<Unit>, Halt> {
         let mut units = Vec::new();
-        let extent = self.queues.get(queue).and_then(|queue| queue.extent_of(offset as u64));
-        let Some(extent) = extent.copied() else { return Ok(units) };
-        let Some(run) = self.runs.get(&extent.run_start) else { return Ok(units) };
+        let extent = self
+            .queues
+            .get(queue)
+            .and_then(|queue| queue.extent_of(offset as u64));
+        let Some(extent) = extent.copied() else {
+            return Ok(units);
+        };
+        let Some(run) = self.runs.get(&extent.run_start) else {
+            return Ok(units);
+        };
         let (file, units_at) = (run.file, run.meta.units_at);
         let mut index = u64::from(extent.unit_index) + (offset as u64 - extent.first_offset);
         let end = (u64::from(extent.unit_index) + u64::from(extent.count)).min(index + count);
@@ -455,14 +428,15 @@ impl Shard {
             let (at, inside) = crate::run::unit_place(units_at, index);
             let bytes = match self.loaded(driver, file, at, u64::MAX) {
                 Ok(bytes) => bytes,
-                Err(need) if units.is_empty() => return Err(need),
+                Err(halt) if units.is_empty() => return Err(halt),
                 Err(_) => break,
             };
-            let Some(block) = bytes.get(..crate::io::BLOCK_BYTES) else { break };
+            let block = bytes.get(..BLOCK_BYTES).unwrap_or_default();
             if !crate::run::block_is_whole(block) {
-                self.counters.damaged_records += 1;
-                tracing::error!(shard = self.config.number, run = extent.run_start, at,
-                    "queue units damaged; stop the broker and delete the consumequeue directory to rebuild");
+                let reason = self.damaged_run(extent.run_start, at);
+                if units.is_empty() {
+                    return Err(Halt::Failed(reason));
+                }
                 break;
             }
             let first = inside / crate::units::UNIT_BYTES;
@@ -473,6 +447,20 @@ impl Shard {
         Ok(units)
     }
 
+    /// Counts and tells a damaged block of a run file. Its messages are whole, so they are not
+    /// passed over; the run is made again from the log.
+    fn damaged_run(&mut self, start: u64, at: u64) -> String {
+        self.counters.damaged_records += 1;
+        let path = self
+            .runs
+            .get(&start)
+            .map(|run| run.path.display().to_string());
+        let path = path.unwrap_or_default();
+        tracing::error!(shard = self.config.number, path, at, "queue index damaged");
+        self.rebuilds.want(start);
+        format!("{path} is damaged at {at}; it is being made again from the log")
+    }
+
     fn copy<D: Driver>(
         &mut self,
         job: &mut Job,
@@ -480,7 +468,7 @@ impl Shard {
         mut partial: Vec<u8>,
         selection: Selection,
         driver: &D,
-    ) -> Result<Option<Answer>, Need> {
+    ) -> Result<Option<Answer>, Halt> {
         while let Some(unit) = units.front().copied() {
             match self.copy_record(&unit, &mut partial, driver) {
                 Ok(whole) => {
@@ -490,9 +478,13 @@ impl Shard {
                         job.records.push(record);
                     }
                 }
-                Err(need) => {
-                    job.stage = Stage::Copy { units, partial, selection };
-                    return Err(need);
+                Err(halt) => {
+                    job.stage = Stage::Copy {
+                        units,
+                        partial,
+                        selection,
+                    };
+                    return Err(halt);
                 }
             }
         }
@@ -500,7 +492,11 @@ impl Shard {
         Ok(Some(match &job.question {
             Question::Pull { .. } => {
                 let messages = records.len();
-                Answer::Pull { selection, bytes: records.concat(), messages }
+                Answer::Pull {
+                    selection,
+                    bytes: records.concat(),
+                    messages,
+                }
             }
             Question::Key { from_ms, to_ms, .. } => {
                 let wanted = |record: &Vec<u8>| {
@@ -519,32 +515,49 @@ impl Shard {
         unit: &Unit,
         partial: &mut Vec<u8>,
         driver: &D,
-    ) -> Result<bool, Need> {
-        let Some((shard, position)) = address::split(unit.physical_offset) else { return Ok(false) };
-        if shard != self.config.number || position >= self.log.watermark() {
+    ) -> Result<bool, Halt> {
+        let Some((shard, position)) = address::split(unit.physical_offset) else {
+            return Ok(false);
+        };
+        let readable = self.log.watermark().saturating_sub(position);
+        if shard != self.config.number || readable == 0 {
             return Ok(false);
         }
         let mut size = unit.size as usize;
         loop {
             if size == 0 && partial.len() >= 8 {
-                size = peek_len(partial).map_or(0, |(size, _)| size as usize);
-                if size == 0 {
+                let Some((length, MAGIC_V1 | MAGIC_V2)) = peek_len(partial) else {
+                    return Ok(false);
+                };
+                size = length as usize;
+                // Whoever asks for any offset may not make this read without bound.
+                if length == 0 || u64::from(length) > self.log.record_bytes_max() {
                     return Ok(false);
                 }
+            }
+            if size as u64 > readable {
+                return Ok(false);
             }
             if size > 0 && partial.len() >= size {
                 partial.truncate(size);
                 return Ok(self.check_record(unit, partial));
             }
             let at = position + partial.len() as u64;
-            let want = if size > 0 { size - partial.len() } else { 8 - partial.len() };
+            let want = if size > 0 {
+                size - partial.len()
+            } else {
+                8 - partial.len()
+            };
             if let Some(bytes) = self.log.in_ring(at, want) {
                 partial.extend_from_slice(bytes);
                 continue;
             }
-            let Some(segment) = self.log.segment_of(at) else { return Ok(false) };
+            let Some(segment) = self.log.segment_of(at) else {
+                return Ok(false);
+            };
             let (file, offset) = (segment.file, at - segment.start);
             let limit = self.log.written().saturating_sub(segment.start);
+            let limit = limit.min(self.config.segment_bytes);
             if offset >= limit {
                 return Ok(false);
             }
@@ -558,96 +571,21 @@ impl Shard {
             crc32fast::hash(record) == unit.crc
         } else {
             RecordView::parse(record).is_ok_and(|view| {
-                view.physical_offset() == unit.physical_offset && view.check_body_crc().is_ok()
+                view.physical_offset() == unit.physical_offset
+                    && view.check_body_crc().is_ok()
+                    && view.topic() != EVENT_TOPIC.as_bytes()
             })
         };
         if !sound && unit.size > 0 {
             self.counters.damaged_records += 1;
             let offset = unit.physical_offset;
-            tracing::error!(shard = self.config.number, offset, size = unit.size,
-                "record damaged on disk, left out; `pinion inspect` tells more");
+            tracing::error!(
+                shard = self.config.number,
+                offset,
+                size = unit.size,
+                "record damaged on disk, left out; `pinion inspect` tells more"
+            );
         }
         sound
-    }
-
-    fn key_blocks<D: Driver>(
-        &mut self,
-        job: &mut Job,
-        mut runs: Vec<u64>,
-        mut found: Vec<i64>,
-        driver: &D,
-    ) -> Result<Option<Answer>, Need> {
-        let Question::Key { hash, candidates_max, .. } = job.question else { return Ok(None) };
-        while let Some(run) = runs.last().and_then(|start| self.runs.get(start)) {
-            let fences = &run.meta.key_fences;
-            // Equal hashes may begin in the block before the first fence that is not smaller.
-            let first = fences.partition_point(|fence| *fence < hash).saturating_sub(1);
-            let last = fences.partition_point(|fence| *fence <= hash);
-            let (file, keys_at) = (run.file, run.meta.keys_at);
-            let mut in_run = Vec::new();
-            for block in first..last {
-                let at = keys_at + (block * crate::io::BLOCK_BYTES) as u64;
-                let bytes = match self.loaded(driver, file, at, u64::MAX) {
-                    Ok(bytes) => bytes,
-                    Err(need) => {
-                        job.stage = Stage::KeyBlocks { runs, found };
-                        return Err(need);
-                    }
-                };
-                let block = bytes.get(..crate::io::BLOCK_BYTES).unwrap_or_default();
-                if crate::run::block_is_whole(block) {
-                    crate::run::keys_in_block(block, hash, &mut in_run);
-                }
-            }
-            found.extend(in_run.into_iter().rev());
-            runs.pop();
-            if found.len() >= candidates_max {
-                break;
-            }
-        }
-        found.truncate(candidates_max);
-        let units = found.into_iter().map(|offset| Unit { physical_offset: offset, ..Unit::default() });
-        job.stage = Stage::Units { units: units.collect(), selection: Selection::Empty };
-        Ok(None)
-    }
-
-    fn extent_for_time(&self, queue: QueueIndex, timestamp: i64, lower: bool) -> (i64, i64) {
-        let Some(queue) = self.queues.get(queue) else { return (0, 0) };
-        let at = queue.extents.partition_point(|extent| {
-            if lower { extent.last_timestamp < timestamp } else { extent.last_timestamp <= timestamp }
-        });
-        match queue.extents.get(at) {
-            Some(extent) => (extent.first_offset as i64, extent.end_offset() as i64),
-            None => (queue.ring_first_offset as i64, queue.ring_first_offset as i64),
-        }
-    }
-
-    fn search<D: Driver>(
-        &mut self,
-        job: &mut Job,
-        mut low: i64,
-        mut high: i64,
-        first: i64,
-        driver: &D,
-    ) -> Result<Option<Answer>, Need> {
-        let Question::Time { queue, timestamp, lower } = job.question else { return Ok(None) };
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let units = match self.disk_units(queue, middle, 1, driver) {
-                Ok(units) => units,
-                Err(need) => {
-                    job.stage = Stage::Search { low, high, first };
-                    return Err(need);
-                }
-            };
-            let time = units.first().map_or(i64::MAX, |unit| unit.store_timestamp);
-            if if lower { time < timestamp } else { time <= timestamp } {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        let min = self.queues.get(queue).map_or(0, |queue| queue.min_offset as i64);
-        Ok(Some(Answer::Offset(if lower { low } else { (low - 1).max(min) })))
     }
 }

@@ -7,6 +7,8 @@
 //! Invariant: a level delivers in schedule order and never before the time; after a kill at most
 //! the batch being delivered is delivered again.
 
+use std::collections::HashMap;
+
 use wire::message::{RecordView, properties};
 
 use crate::cold::{Answer, Question};
@@ -16,6 +18,7 @@ use crate::queue::QueueIndex;
 use crate::runtime::Now;
 use crate::select::{PullLimits, Selection};
 use crate::shard::{Appended, NewMessage, Shard};
+use crate::units::Unit;
 
 /// RocketMQ's topic of delayed messages.
 pub const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
@@ -40,21 +43,56 @@ struct Level {
 #[derive(Default)]
 pub struct DelayLevels {
     levels: Vec<Level>,
+    /// Removed topics with the log position of the removal: what was delayed for them before is
+    /// not delivered.
+    removed: HashMap<Box<str>, u64>,
+    scratch: Vec<Unit>,
+    units: Vec<Unit>,
+    bytes: Vec<u8>,
 }
 
 impl DelayLevels {
     pub(crate) fn new(delays_ms: &[i64], queues: &mut crate::queue::QueueTable) -> Self {
-        let levels = delays_ms.iter().take(LEVELS_MAX).enumerate().filter_map(|(index, delay)| {
-            let queue = queues.open(SCHEDULE_TOPIC, index as i32)?;
-            Some(Level { delay_ms: *delay, queue, delivered: 0, next_due_ms: 0, reading: false })
-        });
-        Self { levels: levels.collect() }
+        let levels = delays_ms
+            .iter()
+            .take(LEVELS_MAX)
+            .enumerate()
+            .filter_map(|(index, delay)| {
+                let queue = queues.open(SCHEDULE_TOPIC, index as i32)?;
+                Some(Level {
+                    delay_ms: *delay,
+                    queue,
+                    delivered: 0,
+                    next_due_ms: 0,
+                    reading: false,
+                })
+            });
+        Self {
+            levels: levels.collect(),
+            ..Self::default()
+        }
     }
 
     /// Delivery time of a delayed message stored at a time.
     pub(crate) fn due_ms(&self, queue_id: i32, store_timestamp: i64) -> i64 {
-        let level = usize::try_from(queue_id).ok().and_then(|index| self.levels.get(index));
+        let level = usize::try_from(queue_id)
+            .ok()
+            .and_then(|index| self.levels.get(index));
         store_timestamp + level.map_or(0, |level| level.delay_ms)
+    }
+
+    /// Takes note of a removed topic.
+    pub(crate) fn note_removed(&mut self, topic: &str, position: u64) {
+        self.removed.insert(topic.into(), position);
+    }
+
+    /// Forgets removals in front of the oldest message.
+    pub(crate) fn forget_removed_before(&mut self, position: u64) {
+        self.removed.retain(|_, at| *at >= position);
+    }
+
+    fn is_removed_since(&self, topic: &str, position: u64) -> bool {
+        self.removed.get(topic).is_some_and(|at| *at > position)
     }
 
     pub(crate) fn replay(&mut self, level: i32, offset: i64) {
@@ -76,10 +114,15 @@ impl Shard {
     ) -> Result<Appended, Refusal> {
         let last = self.delay.levels.len().max(1);
         let index = usize::try_from(level).unwrap_or(1).clamp(1, last) - 1;
-        let Some((queue, delay_ms)) =
-            self.delay.levels.get(index).map(|level| (level.queue, level.delay_ms))
+        let Some((queue, delay_ms)) = self
+            .delay
+            .levels
+            .get(index)
+            .map(|level| (level.queue, level.delay_ms))
         else {
-            return Err(Refusal::Stopping { shard: self.config.number });
+            return Err(Refusal::Stopping {
+                shard: self.config.number,
+            });
         };
         message.queue = queue;
         message.tags_code = now.wall_ms.max(self.last_store_timestamp) + delay_ms;
@@ -96,7 +139,10 @@ impl Shard {
         let levels = self.delay.levels.iter().enumerate();
         levels
             .map(|(index, level)| {
-                let next = self.queues.get(level.queue).map_or(0, |queue| queue.readable);
+                let next = self
+                    .queues
+                    .get(level.queue)
+                    .map_or(0, |queue| queue.readable);
                 (index as i32 + 1, next.saturating_sub(level.delivered))
             })
             .filter(|(_, count)| *count > 0)
@@ -106,8 +152,14 @@ impl Shard {
     pub(crate) fn delay_deadline_us(&self, now: Now) -> Option<u64> {
         let pending = self.delay.levels.iter().filter(|level| {
             !level.reading
-                && self.queues.get(level.queue).is_some_and(|q| q.readable > level.delivered)
+                && self
+                    .queues
+                    .get(level.queue)
+                    .is_some_and(|q| q.readable > level.delivered)
         });
+        if self.cold.has_delay_answer() {
+            return Some(now.monotonic_us);
+        }
         let due = pending.map(|level| level.next_due_ms).min()?;
         let wait_ms = u64::try_from(due - now.wall_ms).unwrap_or(0);
         Some(now.monotonic_us + wait_ms * 1000)
@@ -119,8 +171,13 @@ impl Shard {
             return;
         }
         for index in 0..self.delay.levels.len() {
-            let Some(level) = self.delay.levels.get(index) else { return };
-            let readable = self.queues.get(level.queue).map_or(0, |queue| queue.readable);
+            let Some(level) = self.delay.levels.get(index) else {
+                return;
+            };
+            let readable = self
+                .queues
+                .get(level.queue)
+                .map_or(0, |queue| queue.readable);
             if !level.reading && level.delivered != readable && now.wall_ms >= level.next_due_ms {
                 self.deliver_level(now, index);
             }
@@ -128,28 +185,40 @@ impl Shard {
     }
 
     fn deliver_level(&mut self, now: Now, index: usize) {
-        let Some((queue, delivered)) =
-            self.delay.levels.get(index).map(|level| (level.queue, level.delivered))
+        let Some((queue, delivered)) = self
+            .delay
+            .levels
+            .get(index)
+            .map(|level| (level.queue, level.delivered))
         else {
             return;
         };
-        let limits = PullLimits { messages_max: DELIVERIES_PER_TURN, bytes_max: 256 * 1024 };
-        let (mut scratch, mut units) = (Vec::new(), Vec::new());
+        let limits = PullLimits {
+            messages_max: DELIVERIES_PER_TURN,
+            bytes_max: 256 * 1024,
+        };
+        let mut scratch = std::mem::take(&mut self.delay.scratch);
+        let mut units = std::mem::take(&mut self.delay.units);
         let offset = delivered as i64;
-        match self.select(queue, offset, None, limits, &mut scratch, &mut units) {
-            Selection::Chosen { .. } if self.all_in_ring(&units) => {
-                if let Some(first) = units.first()
-                    && first.tags_code > now.wall_ms
-                {
-                    self.set_next_due(index, first.tags_code);
-                    return;
-                }
-                let mut bytes = Vec::new();
-                self.copy_from_ring(&units, &mut bytes);
-                self.deliver_records(now, index, &bytes);
-            }
+        let selection = self.select(queue, offset, None, limits, &mut scratch, &mut units);
+        let in_ring = matches!(selection, Selection::Chosen { .. }) && self.all_in_ring(&units);
+        let due_ms = units.first().map_or(0, |unit| unit.tags_code);
+        let mut bytes = std::mem::take(&mut self.delay.bytes);
+        bytes.clear();
+        if in_ring && due_ms <= now.wall_ms {
+            self.copy_from_ring(&units, &mut bytes);
+        }
+        (self.delay.scratch, self.delay.units) = (scratch, units);
+        match selection {
+            _ if in_ring && due_ms > now.wall_ms => self.set_next_due(index, due_ms),
+            _ if in_ring => self.deliver_records(now, index, &bytes),
             Selection::Chosen { .. } | Selection::OnDisk => {
-                let question = Question::Pull { queue, offset, codes: None, limits };
+                let question = Question::Pull {
+                    queue,
+                    offset,
+                    codes: None,
+                    limits,
+                };
                 let reading = self.ask(DELAY_TOKEN | index as u64, question);
                 if let Some(level) = self.delay.levels.get_mut(index) {
                     level.reading = reading;
@@ -160,13 +229,18 @@ impl Shard {
             }
             _ => {}
         }
+        self.delay.bytes = bytes;
     }
 
     /// Moves a progress that lies outside its queue back into it (the log lost its end, or
     /// retention passed it).
     fn pull_into_range(&mut self, index: usize, from: u64) {
-        let Some(level) = self.delay.levels.get_mut(index) else { return };
-        let Some(queue) = self.queues.get(level.queue) else { return };
+        let Some(level) = self.delay.levels.get_mut(index) else {
+            return;
+        };
+        let Some(queue) = self.queues.get(level.queue) else {
+            return;
+        };
         level.delivered = from.clamp(queue.min_offset, queue.readable);
         level.next_due_ms = 0;
         tracing::warn!(
@@ -185,28 +259,28 @@ impl Shard {
     }
 
     fn take_delay_answers(&mut self, now: Now) {
-        let mut index = 0;
-        let mut answers = Vec::new();
-        self.take_answers(&mut answers);
-        while index < answers.len() {
-            if answers.get(index).is_some_and(|(token, _)| token & DELAY_TOKEN != 0) {
-                let (token, answer) = answers.swap_remove(index);
-                self.on_delay_answer(now, (token & !DELAY_TOKEN) as usize, answer);
-            } else {
-                index += 1;
-            }
+        while let Some((token, answer)) = self.cold.next_delay_answer() {
+            self.on_delay_answer(now, (token & !DELAY_TOKEN) as usize, answer);
         }
-        self.give_back_answers(answers);
     }
 
     fn on_delay_answer(&mut self, now: Now, index: usize, answer: Answer) {
-        let Some(level) = self.delay.levels.get_mut(index) else { return };
+        let Some(level) = self.delay.levels.get_mut(index) else {
+            return;
+        };
         level.reading = false;
         match answer {
-            Answer::Pull { selection: Selection::NoneMatched { next_offset }, .. } => {
+            Answer::Pull {
+                selection: Selection::NoneMatched { next_offset },
+                ..
+            } => {
                 level.delivered = next_offset;
             }
-            Answer::Pull { selection: Selection::Chosen { next_offset }, bytes, messages } => {
+            Answer::Pull {
+                selection: Selection::Chosen { next_offset },
+                bytes,
+                messages,
+            } => {
                 if messages == 0 {
                     level.delivered = next_offset;
                 } else {
@@ -215,7 +289,12 @@ impl Shard {
             }
             Answer::Failed(reason) => {
                 level.next_due_ms = now.wall_ms + REFUSED_PAUSE_MS;
-                tracing::warn!(shard = self.config.number, level = index + 1, reason, "delayed messages not read");
+                tracing::warn!(
+                    shard = self.config.number,
+                    level = index + 1,
+                    reason,
+                    "delayed messages not read"
+                );
             }
             _ => level.next_due_ms = now.wall_ms + REFUSED_PAUSE_MS,
         }
@@ -223,13 +302,19 @@ impl Shard {
 
     /// Delivers records of a level in order as far as they are due.
     fn deliver_records(&mut self, now: Now, index: usize, mut bytes: &[u8]) {
-        let Some(before) = self.delay.levels.get(index).map(|level| level.delivered) else { return };
+        let Some(before) = self.delay.levels.get(index).map(|level| level.delivered) else {
+            return;
+        };
         let mut delivered = before;
         let mut next_due_ms = 0;
         while let Some((size, _)) = wire::message::peek_len(bytes) {
-            let Some((record, rest)) = bytes.split_at_checked(size as usize) else { break };
+            let Some((record, rest)) = bytes.split_at_checked(size as usize) else {
+                break;
+            };
             bytes = rest;
-            let Ok(view) = RecordView::parse(record) else { break };
+            let Ok(view) = RecordView::parse(record) else {
+                break;
+            };
             let due = self.delay.due_ms(index as i32, view.store_timestamp());
             if due > now.wall_ms {
                 next_due_ms = due;
@@ -247,7 +332,10 @@ impl Shard {
             level.next_due_ms = next_due_ms;
         }
         if delivered > before {
-            let event = Event::DelayProgress { level: index as i32 + 1, offset: delivered as i64 };
+            let event = Event::DelayProgress {
+                level: index as i32 + 1,
+                offset: delivered as i64,
+            };
             if let Err(refusal) = self.append_event(now, &event) {
                 tracing::debug!(shard = self.config.number, %refusal, "progress not stored");
             }
@@ -259,10 +347,20 @@ impl Shard {
         let topic = properties::get_str(stored, properties::REAL_TOPIC);
         let queue_id = properties::get_str(stored, properties::REAL_QUEUE_ID)
             .and_then(|text| text.parse::<i32>().ok());
-        let queue = topic.zip(queue_id).and_then(|(topic, id)| self.queues.find(topic, id));
+        let stored_at = crate::address::split(view.physical_offset()).map_or(0, |(_, at)| at);
+        let target = topic
+            .zip(queue_id)
+            .filter(|(topic, _)| !self.delay.is_removed_since(topic, stored_at));
+        // Right after a start the queue may not have been opened yet.
+        let queue = target.and_then(|(topic, id)| self.open_queue(topic, id));
         let Some(queue) = queue else {
             self.counters.delayed_dropped += 1;
-            tracing::warn!(shard = self.config.number, topic, queue_id, "delayed message dropped: no such queue any more");
+            tracing::warn!(
+                shard = self.config.number,
+                topic,
+                queue_id,
+                "delayed message dropped: no such queue any more"
+            );
             return Ok(());
         };
         let (tags_code, unique_key, keys) = Self::tag_and_keys(stored);

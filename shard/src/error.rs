@@ -36,6 +36,14 @@ pub enum Refusal {
         /// Bound.
         bound: u64,
     },
+    /// The table of committed offsets is full.
+    #[error("shard {shard} keeps {bound} committed offsets, which is its bound")]
+    OffsetsFull {
+        /// Shard.
+        shard: u16,
+        /// Bound.
+        bound: u64,
+    },
     /// No prepared segment to roll into.
     #[error("disk: shard {shard} has no prepared segment for position {position}: {reason}")]
     SegmentMissing {
@@ -55,7 +63,9 @@ pub enum Refusal {
         reason: String,
     },
     /// The file system is above its mark.
-    #[error("disk full: {used_percent} % of the file system is used, writing stops at {limit_percent} %")]
+    #[error(
+        "disk full: {used_percent} % of the file system is used, writing stops at {limit_percent} %"
+    )]
     DiskFull {
         /// Used.
         used_percent: u32,
@@ -69,6 +79,12 @@ pub enum Refusal {
         bytes: u64,
         /// Bound.
         bound: u64,
+    },
+    /// The queue's topic has been removed.
+    #[error("shard {shard}: the topic of this queue has been removed")]
+    NoQueue {
+        /// Shard.
+        shard: u16,
     },
     /// The shard is stopping.
     #[error("shard {shard} is stopping")]
@@ -132,6 +148,10 @@ pub enum StoreError {
 impl StoreError {
     /// Wraps a file error.
     pub fn file(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::File { operation, path: path.into(), source }
+        Self::File {
+            operation,
+            path: path.into(),
+            source,
+        }
     }
 }

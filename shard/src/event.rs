@@ -1,4 +1,5 @@
-//! Internal records: consumer offsets, delivery progress and removals live in the commit log itself.
+//! Internal records: consumer offsets, delivery progress, removals, queue ends and end marks live
+//! in the commit log itself.
 //!
 //! An event is stored as an ordinary record of [`EVENT_TOPIC`] that belongs to no queue. So it is
 //! exactly as durable as the messages around it, needs no second journal, and recovery meets it in
@@ -40,12 +41,29 @@ pub enum Event {
         /// Consumer group.
         group: String,
     },
+    /// The checksum over all records from a log position up to this one.
+    EndMark {
+        /// Position of the first record.
+        from: u64,
+        /// Checksum over the records' checksums.
+        hash: u64,
+    },
+    /// Ends of queues whose last messages retention is about to drop.
+    QueueEnds {
+        /// Topic, queue id and next offset.
+        queues: Vec<(String, i32, u64)>,
+    },
 }
 
 const OFFSET: u8 = 1;
 const DELAY_PROGRESS: u8 = 2;
 const TOPIC_REMOVED: u8 = 3;
 const GROUP_REMOVED: u8 = 4;
+const END_MARK: u8 = 5;
+const QUEUE_ENDS: u8 = 6;
+
+/// Bytes of the stored form of an end mark.
+pub const END_MARK_BYTES: usize = 17;
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
     let len = text.len().min(usize::from(u16::MAX)) as u16;
@@ -60,6 +78,18 @@ pub fn encode_offset(out: &mut Vec<u8>, topic: &str, group: &str, queue_id: i32,
     out.extend_from_slice(&offset.to_be_bytes());
     put_text(out, topic);
     put_text(out, group);
+}
+
+/// The stored form of an end mark, without building an [`Event`].
+#[must_use]
+pub fn encode_end_mark(from: u64, hash: u64) -> [u8; END_MARK_BYTES] {
+    let mut out = [0; END_MARK_BYTES];
+    let (kind, rest) = out.split_at_mut(1);
+    let (first, second) = rest.split_at_mut(8);
+    kind.copy_from_slice(&[END_MARK]);
+    first.copy_from_slice(&from.to_be_bytes());
+    second.copy_from_slice(&hash.to_be_bytes());
+    out
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -89,7 +119,12 @@ impl Event {
     /// Appends the stored form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Offset { topic, group, queue_id, offset } => {
+            Self::Offset {
+                topic,
+                group,
+                queue_id,
+                offset,
+            } => {
                 encode_offset(out, topic, group, *queue_id, *offset);
             }
             Self::DelayProgress { level, offset } => {
@@ -105,6 +140,15 @@ impl Event {
                 out.push(GROUP_REMOVED);
                 put_text(out, group);
             }
+            Self::EndMark { from, hash } => out.extend_from_slice(&encode_end_mark(*from, *hash)),
+            Self::QueueEnds { queues } => {
+                out.push(QUEUE_ENDS);
+                for (topic, queue_id, next_offset) in queues {
+                    put_text(out, topic);
+                    out.extend_from_slice(&queue_id.to_be_bytes());
+                    out.extend_from_slice(&next_offset.to_be_bytes());
+                }
+            }
         }
     }
 
@@ -118,11 +162,34 @@ impl Event {
                 let queue_id = reader.int()?;
                 let offset = reader.long()?;
                 let topic = reader.text()?;
-                Self::Offset { topic, group: reader.text()?, queue_id, offset }
+                Self::Offset {
+                    topic,
+                    group: reader.text()?,
+                    queue_id,
+                    offset,
+                }
             }
-            DELAY_PROGRESS => Self::DelayProgress { level: reader.int()?, offset: reader.long()? },
-            TOPIC_REMOVED => Self::TopicRemoved { topic: reader.text()? },
-            GROUP_REMOVED => Self::GroupRemoved { group: reader.text()? },
+            DELAY_PROGRESS => Self::DelayProgress {
+                level: reader.int()?,
+                offset: reader.long()?,
+            },
+            TOPIC_REMOVED => Self::TopicRemoved {
+                topic: reader.text()?,
+            },
+            GROUP_REMOVED => Self::GroupRemoved {
+                group: reader.text()?,
+            },
+            END_MARK => Self::EndMark {
+                from: reader.long()? as u64,
+                hash: reader.long()? as u64,
+            },
+            QUEUE_ENDS => {
+                let mut queues = Vec::new();
+                while !reader.0.is_empty() {
+                    queues.push((reader.text()?, reader.int()?, reader.long()? as u64));
+                }
+                Self::QueueEnds { queues }
+            }
             _ => return None,
         };
         reader.0.is_empty().then_some(event)
@@ -136,10 +203,22 @@ mod tests {
     #[test]
     fn events_come_back_from_their_stored_form() {
         let events = [
-            Event::Offset { topic: "T".into(), group: "g".into(), queue_id: 3, offset: 1 << 40 },
-            Event::DelayProgress { level: 18, offset: 7 },
+            Event::Offset {
+                topic: "T".into(),
+                group: "g".into(),
+                queue_id: 3,
+                offset: 1 << 40,
+            },
+            Event::DelayProgress {
+                level: 18,
+                offset: 7,
+            },
             Event::TopicRemoved { topic: "T".into() },
             Event::GroupRemoved { group: "g".into() },
+            Event::EndMark {
+                from: 1 << 50,
+                hash: u64::MAX,
+            },
         ];
         for event in events {
             let mut bytes = Vec::new();
@@ -149,5 +228,15 @@ mod tests {
                 assert_eq!(Event::decode(&bytes[..cut]), None);
             }
         }
+    }
+
+    #[test]
+    fn queue_ends_come_back_from_their_stored_form() {
+        let queues = vec![("T".to_owned(), 0, 7), ("U".to_owned(), -1, 1 << 40)];
+        let event = Event::QueueEnds { queues };
+        let mut bytes = Vec::new();
+        event.encode(&mut bytes);
+        assert_eq!(Event::decode(&bytes), Some(event));
+        assert_eq!(Event::decode(&bytes[..bytes.len() - 1]), None);
     }
 }

@@ -12,11 +12,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::address;
 use crate::error::Refusal;
+use crate::event::encode_end_mark;
 use crate::io::BLOCK_BYTES;
+use crate::mark::{self, MARK_BYTES_MAX, MARK_EVERY_BYTES, Marks};
 use crate::memory::LockedRing;
 use crate::runtime::{Driver, FileId, Now, RingId, RingWrite};
 
@@ -31,8 +34,14 @@ pub const GROUP_BYTES_EAGER_MAX: u64 = 1024 * 1024;
 pub const GROUPS_IN_FLIGHT_MAX: usize = 4;
 /// How long bytes may linger in the ring before a partial group is written, in microseconds.
 pub const LINGER_US: u64 = 5_000;
+/// Bytes that may be written but not flushed, besides a whole write buffer. Recovery has to look
+/// for remnants of lost writes this far behind the end of the log.
+pub const UNSYNCED_BYTES_MAX: u64 = 192 * 1024 * 1024;
 /// Blank record that fills the end of a segment: length and magic.
 pub const BLANK_BYTES: u64 = 8;
+/// End of a segment that messages leave to internal records while no next segment is ready, so
+/// that retention can note down what it drops even on a full disk.
+const EVENT_ROOM_BYTES: u64 = 64 * 1024;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -71,6 +80,8 @@ pub struct LogConfig {
     pub ack: AckPoint,
     /// Interval of device flushes under asynchronous flush, in microseconds.
     pub flush_interval_us: u64,
+    /// Address stored with internal records.
+    pub store_host: SocketAddr,
 }
 
 /// Where recovery left the log.
@@ -111,6 +122,9 @@ pub struct Log {
     submitted: u64,
     written: u64,
     synced: u64,
+    marks: Marks,
+    /// Last end mark that is written.
+    marked: u64,
     gaps: VecDeque<(u64, u64)>,
     in_flight: VecDeque<Group>,
     flush_round: Option<FlushRound>,
@@ -149,6 +163,8 @@ impl Log {
             submitted: tail,
             written: tail,
             synced: tail,
+            marks: Marks::new(tail),
+            marked: tail,
             gaps: VecDeque::with_capacity(64),
             in_flight: VecDeque::with_capacity(GROUPS_IN_FLIGHT_MAX),
             flush_round: None,
@@ -200,7 +216,9 @@ impl Log {
     /// Oldest kept position.
     #[must_use]
     pub fn min_position(&self) -> u64 {
-        self.segments.front().map_or(self.tail, |segment| segment.start)
+        self.segments
+            .front()
+            .map_or(self.tail, |segment| segment.start)
     }
 
     /// Position up to which acknowledgements may be sent and records be read.
@@ -208,8 +226,8 @@ impl Log {
     pub fn watermark(&self) -> u64 {
         match self.config.ack {
             AckPoint::Buffered => self.tail,
-            AckPoint::Written => self.written,
-            AckPoint::Synced => self.synced,
+            // Under `Synced` a group counts as written once it is synced.
+            AckPoint::Written | AckPoint::Synced => self.marked,
         }
     }
 
@@ -259,31 +277,79 @@ impl Log {
     }
 
     fn segment_end(&self) -> u64 {
-        self.segments.back().map_or(0, |segment| segment.start + self.config.segment_bytes)
+        self.segments
+            .back()
+            .map_or(0, |segment| segment.start + self.config.segment_bytes)
     }
 
     fn check_ring(&self, end: u64, now: Now) -> Result<(), Refusal> {
         let bytes = self.ring.bytes() as u64;
-        if block_up(end) - block_down(self.written) <= bytes {
+        let end = end + MARK_BYTES_MAX;
+        let unwritten = block_up(end) - block_down(self.written);
+        let unsynced = block_up(end) - block_down(self.synced);
+        let (held_bytes, bound_bytes) = if unwritten > bytes {
+            (self.tail - self.written, bytes)
+        } else if unsynced > bytes + UNSYNCED_BYTES_MAX {
+            (self.tail - self.synced, bytes + UNSYNCED_BYTES_MAX)
+        } else {
             return Ok(());
-        }
+        };
         Err(Refusal::BufferFull {
             shard: self.config.shard,
-            held_bytes: self.tail - self.written,
-            bound_bytes: bytes,
+            held_bytes,
+            bound_bytes,
             oldest_ms: self.oldest_in_flight_us(now) / 1000,
         })
     }
 
-    /// Whether `bytes` more fit the ring, were they appended without a roll.
-    pub fn check_room(&self, bytes: u64, now: Now) -> Result<(), Refusal> {
-        if let Some(reason) = &self.poison {
-            return Err(Refusal::Poisoned { shard: self.config.shard, reason: reason.clone() });
+    /// Largest record that can be appended: it must fit a segment, and twice (with what a roll
+    /// leaves blank) the ring.
+    #[must_use]
+    pub fn record_bytes_max(&self) -> u64 {
+        let in_segment =
+            self.config.segment_bytes - BLANK_BYTES - MARK_BYTES_MAX - self.event_room();
+        let in_ring = (self.ring.bytes() as u64 / 2).saturating_sub(2 * BLOCK);
+        in_segment.min(in_ring)
+    }
+
+    fn event_room(&self) -> u64 {
+        EVENT_ROOM_BYTES.min(self.config.segment_bytes / 16)
+    }
+
+    fn check_poison(&self) -> Result<(), Refusal> {
+        match &self.poison {
+            Some(reason) => Err(Refusal::Poisoned {
+                shard: self.config.shard,
+                reason: reason.clone(),
+            }),
+            None => Ok(()),
         }
-        if self.tail + bytes + BLANK_BYTES > self.segment_end() && self.ready.is_empty() {
+    }
+
+    /// Where a message of `len` bytes has to end in the current segment, while `ready` segments
+    /// are left.
+    fn message_limit(&self, ready: usize) -> u64 {
+        let room = if ready == 0 { self.event_room() } else { 0 };
+        self.internal_limit() - room
+    }
+
+    fn internal_limit(&self) -> u64 {
+        self.segment_end() - BLANK_BYTES - MARK_BYTES_MAX
+    }
+
+    /// Whether `bytes` more, in several records, can be appended without a refusal in between.
+    pub fn check_room(&self, bytes: u64, now: Now) -> Result<(), Refusal> {
+        self.check_poison()?;
+        if self.tail + bytes <= self.message_limit(self.ready.len()) {
+            return self.check_ring(self.tail + bytes, now);
+        }
+        // Each roll may leave up to half a segment blank when records are that large.
+        let half = self.config.segment_bytes / 2;
+        let rolls = 1 + bytes / half;
+        if (self.ready.len() as u64) < rolls {
             return Err(self.segment_missing(self.segment_end()));
         }
-        self.check_ring(self.tail + bytes, now)
+        self.check_ring(self.segment_end() + bytes + (rolls - 1) * half, now)
     }
 
     fn segment_missing(&self, position: u64) -> Refusal {
@@ -304,16 +370,23 @@ impl Log {
     /// Makes room for a record of `len` bytes and returns its position. Rolls to the next segment
     /// when the current one is full. A refusal changes nothing.
     pub fn reserve(&mut self, len: u64, now: Now) -> Result<u64, Refusal> {
-        if let Some(reason) = &self.poison {
-            return Err(Refusal::Poisoned { shard: self.config.shard, reason: reason.clone() });
-        }
-        let bound = self.config.segment_bytes - BLANK_BYTES;
-        if len > bound || len > self.ring.bytes() as u64 / 2 {
-            let bound = bound.min(self.ring.bytes() as u64 / 2);
+        let limit = self.message_limit(self.ready.len());
+        self.reserve_within(len, limit, now)
+    }
+
+    /// The same for an internal record, which may use the room that messages leave.
+    pub fn reserve_internal(&mut self, len: u64, now: Now) -> Result<u64, Refusal> {
+        self.reserve_within(len, self.internal_limit(), now)
+    }
+
+    fn reserve_within(&mut self, len: u64, limit: u64, now: Now) -> Result<u64, Refusal> {
+        self.check_poison()?;
+        let bound = self.record_bytes_max();
+        if len > bound {
             return Err(Refusal::TooLarge { bytes: len, bound });
         }
         let segment_end = self.segment_end();
-        if self.tail + len + BLANK_BYTES <= segment_end {
+        if self.tail + len <= limit {
             self.check_ring(self.tail + len, now)?;
             return Ok(self.tail);
         }
@@ -328,6 +401,7 @@ impl Log {
             return Err(self.segment_missing(segment_end));
         };
         debug_assert_eq!(next.start, segment_end);
+        self.append_mark(now);
         let left = (segment_end - self.tail) as u32;
         let blank = self.ring.slice_mut(self.tail, BLANK_BYTES as usize);
         let (size, magic) = blank.split_at_mut(4);
@@ -348,11 +422,46 @@ impl Log {
         self.ring.slice_mut(position, len)
     }
 
-    /// Makes the record at the tail part of the log.
-    pub fn publish(&mut self, len: u64, now: Now) {
+    /// Makes the record at the tail, whose CRC-32 is `crc`, part of the log.
+    pub fn publish(&mut self, len: u64, crc: u32, now: Now) {
         self.tail += len;
         self.mark_pending(now);
         self.ring.header().set_published(self.tail);
+        self.marks.note(crc);
+        if self.tail - self.marks.from() >= MARK_EVERY_BYTES {
+            self.append_mark(now);
+        }
+    }
+
+    /// Sets an end mark behind the last record, unless one stands there. Every reservation leaves
+    /// room for it.
+    pub(crate) fn append_mark(&mut self, now: Now) {
+        if !self.marks.is_open() || self.poison.is_some() {
+            return;
+        }
+        let body = encode_end_mark(self.marks.from(), self.marks.hash());
+        let physical = address::physical(self.config.shard, self.tail);
+        let fields = mark::fields(&body, physical, now.wall_ms, self.config.store_host);
+        let len = fields.encoded_len() as u64;
+        debug_assert!(len <= MARK_BYTES_MAX);
+        if self.tail + len + BLANK_BYTES > self.segment_end() {
+            return;
+        }
+        if fields
+            .encode(self.ring.slice_mut(self.tail, len as usize))
+            .is_ok()
+        {
+            self.tail += len;
+            self.marks.close(self.tail);
+            self.mark_pending(now);
+            self.ring.header().set_published(self.tail);
+        }
+    }
+
+    /// Whether the next group would end behind an unmarked record.
+    fn mark_due(&self, now: Now) -> bool {
+        let lingered = now.monotonic_us >= self.pending_since_us + LINGER_US;
+        self.in_flight.is_empty() && self.marks.is_open() && (self.eager() || lingered)
     }
 
     fn mark_pending(&mut self, now: Now) {
@@ -373,8 +482,8 @@ impl Log {
         }
         let linger = (self.tail > self.submitted && self.in_flight.is_empty())
             .then(|| self.pending_since_us + LINGER_US);
-        let flush = (self.synced < self.written && self.flush_round.is_none())
-            .then(|| self.last_flush_us + self.config.flush_interval_us);
+        let flush =
+            (self.synced < self.written && self.flush_round.is_none()).then(|| self.flush_at_us());
         linger.into_iter().chain(flush).min()
     }
 
@@ -382,6 +491,9 @@ impl Log {
     pub fn pump<D: Driver>(&mut self, now: Now, driver: &mut D, token_base: u64) {
         if self.poison.is_some() {
             return;
+        }
+        if self.mark_due(now) {
+            self.append_mark(now);
         }
         while let Some((start, data_end, after)) = self.next_group(now) {
             self.submit(start, data_end, after, now, driver, token_base);
@@ -391,7 +503,11 @@ impl Log {
 
     /// The next group to write as `(start, data end, position after it)`, if one is due.
     fn next_group(&self, now: Now) -> Option<(u64, u64, u64)> {
-        let depth = if self.eager() { 1 } else { GROUPS_IN_FLIGHT_MAX };
+        let depth = if self.eager() {
+            1
+        } else {
+            GROUPS_IN_FLIGHT_MAX
+        };
         if self.tail == self.submitted || self.in_flight.len() >= depth {
             return None;
         }
@@ -401,7 +517,11 @@ impl Log {
         let start = block_down(self.submitted);
         let gap = self.gaps.front().copied();
         let limit = gap.map_or(self.tail, |(from, _)| from);
-        let group_max = if self.eager() { GROUP_BYTES_EAGER_MAX } else { GROUP_BYTES_MAX };
+        let group_max = if self.eager() {
+            GROUP_BYTES_EAGER_MAX
+        } else {
+            GROUP_BYTES_MAX
+        };
         let ring_room = self.ring.bytes() as u64 - self.ring.memory_offset(start) as u64;
         let mut data_end = limit.min(start + group_max).min(start + ring_room);
         let at_gap = gap.is_some() && data_end == limit;
@@ -415,10 +535,17 @@ impl Log {
                 return None;
             }
         }
-        if self.zeroing.is_some_and(|(from, to)| start < to && block_up(data_end) > from) {
+        if self
+            .zeroing
+            .is_some_and(|(from, to)| start < to && block_up(data_end) > from)
+        {
             return None;
         }
-        let after = if at_gap { gap.map_or(data_end, |(_, to)| to) } else { data_end };
+        let after = if at_gap {
+            gap.map_or(data_end, |(_, to)| to)
+        } else {
+            data_end
+        };
         Some((start, data_end, after))
     }
 
@@ -431,12 +558,16 @@ impl Log {
         driver: &mut D,
         token_base: u64,
     ) {
-        let (Some(ring), Some(segment)) = (self.ring_id, self.segment_of(start)) else { return };
+        let (Some(ring), Some(segment)) = (self.ring_id, self.segment_of(start)) else {
+            return;
+        };
         let (file, file_offset) = (segment.file, start - segment.start);
         let end = block_up(data_end);
         if data_end == self.tail && end > data_end {
             // Nothing of an older lap may stand behind the tail on disk.
-            self.ring.slice_mut(data_end, (end - data_end) as usize).fill(0);
+            self.ring
+                .slice_mut(data_end, (end - data_end) as usize)
+                .fill(0);
         }
         if self.gaps.front().is_some_and(|(from, _)| *from == data_end) {
             self.gaps.pop_front();
@@ -462,15 +593,26 @@ impl Log {
             done: false,
         });
         self.submitted = after;
-        self.pending_since_us =
-            if self.tail > self.submitted { now.monotonic_us.max(1) } else { 0 };
+        self.pending_since_us = if self.tail > self.submitted {
+            now.monotonic_us.max(1)
+        } else {
+            0
+        };
+    }
+
+    /// When the next device flush is due: at the interval, or at once when much is unflushed.
+    fn flush_at_us(&self) -> u64 {
+        if self.written - self.synced >= UNSYNCED_BYTES_MAX / 2 {
+            return 0;
+        }
+        self.last_flush_us + self.config.flush_interval_us
     }
 
     fn flush_if_due<D: Driver>(&mut self, now: Now, driver: &mut D, token_base: u64) {
         let due = self.synced < self.written
             && self.flush_round.is_none()
             && self.config.ack != AckPoint::Synced
-            && now.monotonic_us >= self.last_flush_us + self.config.flush_interval_us;
+            && now.monotonic_us >= self.flush_at_us();
         if due {
             self.start_flush(now, driver, token_base);
         }
@@ -493,11 +635,18 @@ impl Log {
             }
         }
         self.last_flush_us = now.monotonic_us;
-        self.flush_round = Some(FlushRound { target, remaining, started_us: now.monotonic_us });
+        self.flush_round = Some(FlushRound {
+            target,
+            remaining,
+            started_us: now.monotonic_us,
+        });
     }
 
     /// Takes the completion of a group write.
     pub fn on_written(&mut self, token: u64, result: io::Result<()>) {
+        if self.poison.is_some() {
+            return;
+        }
         if let Err(error) = result {
             let range = self.in_flight.iter().find(|group| group.token == token);
             let (start, end) = range.map_or((0, 0), |group| (group.start, group.data_end));
@@ -512,10 +661,8 @@ impl Log {
                 self.written = group.after;
             }
         }
-        if self.poison.is_some() {
-            return;
-        }
         self.ring.header().set_written(self.written);
+        self.marked = self.marks.reached(self.written).unwrap_or(self.marked);
         if self.config.ack == AckPoint::Synced {
             self.synced = self.written;
         }
@@ -523,7 +670,9 @@ impl Log {
 
     /// Takes the completion of a device flush.
     pub fn on_flushed(&mut self, result: io::Result<()>) {
-        let Some(round) = &mut self.flush_round else { return };
+        let Some(round) = &mut self.flush_round else {
+            return;
+        };
         round.remaining = round.remaining.saturating_sub(1);
         let (done, target) = (round.remaining == 0, round.target);
         if let Err(error) = result {
@@ -543,7 +692,9 @@ impl Log {
             return;
         }
         let shard = self.config.shard;
-        let path = self.segment_of(start).map(|segment| segment.path.display().to_string());
+        let path = self
+            .segment_of(start)
+            .map(|segment| segment.path.display().to_string());
         let reason = format!(
             "{operation} of {} failed: {error} (errno {}), physical offsets {} to {}",
             path.as_deref().unwrap_or("a segment"),
@@ -551,7 +702,10 @@ impl Log {
             address::physical(shard, start),
             address::physical(shard, end),
         );
-        tracing::error!(shard, "{reason}; the shard acknowledges nothing more, reads go on");
+        tracing::error!(
+            shard,
+            "{reason}; the shard acknowledges nothing more, reads go on"
+        );
         self.poison = Some(reason);
     }
 
@@ -559,7 +713,10 @@ impl Log {
     pub fn drop_before(&mut self, position: u64) -> Vec<Segment> {
         let mut dropped = Vec::new();
         while self.segments.len() > 1 {
-            let end = self.segments.front().map_or(0, |s| s.start + self.config.segment_bytes);
+            let end = self
+                .segments
+                .front()
+                .map_or(0, |s| s.start + self.config.segment_bytes);
             if end > position.min(self.synced) {
                 break;
             }
@@ -576,10 +733,11 @@ impl Log {
 
     /// Removes the surviving buffer after a clean stop.
     pub fn remove_buffer(&mut self) {
-        if self.poison.is_none() && self.is_drained() {
-            if let Err(error) = self.ring.remove_file() {
-                tracing::warn!(shard = self.config.shard, %error, "the write buffer's file stays");
-            }
+        if self.poison.is_none()
+            && self.is_drained()
+            && let Err(error) = self.ring.remove_file()
+        {
+            tracing::warn!(shard = self.config.shard, %error, "the write buffer's file stays");
         }
     }
 }

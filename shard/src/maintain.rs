@@ -2,16 +2,21 @@
 //!
 //! Everything here is a job for the auxiliary thread; the shard only decides and takes note.
 //!
-//! Invariant: zeros are never written to a range that the log may already be writing to; a segment
-//! is recycled only after nothing can read it any more.
+//! Invariants: zeros are never written to a range that the log may already be writing to; a segment
+//! is recycled only after nothing can read it any more; segment names disappear oldest first, so
+//! that a crash never leaves a hole in their row; the end of a queue whose last messages go is
+//! durable in the log before they go (P3).
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::address;
-use crate::io::{BLOCK_BYTES, FileJob, JobOutcome};
+use crate::error::Refusal;
+use crate::event::Event;
+use crate::io::{BLOCK_BYTES, FileJob, JobOutcome, JobOutcomeOf, Storage};
 use crate::log::Segment;
 use crate::runtime::{Driver, Now};
+use crate::segments::REMOVING_SUFFIX;
 use crate::shard::{Shard, TokenKind};
 
 /// How often the space of the file system is measured, in microseconds.
@@ -24,6 +29,8 @@ pub const READY_SEGMENTS_MAX: u64 = 8;
 pub const ZERO_STEP_BYTES: u64 = 8 * 1024 * 1024;
 /// Old segments kept for recycling.
 pub const RECYCLED_SEGMENTS_MAX: usize = 2;
+/// Queue ends in one internal record.
+const ENDS_PER_EVENT_MAX: usize = 64;
 
 /// Why and how much retention may drop.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +41,13 @@ pub struct RetentionOrder {
     pub force_oldest: bool,
     /// Segments to drop at most.
     pub segments_max: usize,
+}
+
+/// The name of a segment on its way out; a start removes what it finds under such names.
+fn removing_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(REMOVING_SUFFIX);
+    PathBuf::from(name)
 }
 
 impl Shard {
@@ -63,7 +77,10 @@ impl Shard {
         }
         let newest = self.log.ready.back().or(self.log.segments.back());
         let start = newest.map_or(0, |segment| segment.start + self.config.segment_bytes);
-        let path = self.config.log_dir.join(address::segment_name(self.config.number, start));
+        let path = self
+            .config
+            .log_dir
+            .join(address::segment_name(self.config.number, start));
         let recycled = self.recycled.pop();
         let fresh = recycled.is_none();
         let job = FileJob::PrepareSegment {
@@ -77,8 +94,13 @@ impl Shard {
     }
 
     fn on_prepared(&mut self, result: io::Result<JobOutcome>) {
-        let Some((start, fresh)) = self.preparing.take() else { return };
-        let path = self.config.log_dir.join(address::segment_name(self.config.number, start));
+        let Some((start, fresh)) = self.preparing.take() else {
+            return;
+        };
+        let path = self
+            .config
+            .log_dir
+            .join(address::segment_name(self.config.number, start));
         match result {
             Ok(JobOutcome::File(file)) => {
                 self.counters.segments_prepared += 1;
@@ -91,7 +113,10 @@ impl Shard {
             Err(error) => {
                 // Tried again once the space has been measured again.
                 let reason = format!("{}: {error}", path.display());
-                tracing::error!(shard = self.config.number, "cannot prepare segment {reason}");
+                tracing::error!(
+                    shard = self.config.number,
+                    "cannot prepare segment {reason}"
+                );
                 self.log.prepare_error = Some(reason);
             }
         }
@@ -106,9 +131,15 @@ impl Shard {
         let Some(next) = self.zero_next else { return };
         let floor = (self.log.tail() + 2 * ZERO_STEP_BYTES).next_multiple_of(BLOCK_BYTES as u64);
         let next = next.max(floor);
-        let segment = self.log.segments.back().into_iter().chain(&self.log.ready).find(|segment| {
-            segment.start <= next && next < segment.start + self.config.segment_bytes
-        });
+        let segment = self
+            .log
+            .segments
+            .back()
+            .into_iter()
+            .chain(&self.log.ready)
+            .find(|segment| {
+                segment.start <= next && next < segment.start + self.config.segment_bytes
+            });
         let Some(segment) = segment else {
             self.zero_next = None;
             return;
@@ -124,6 +155,7 @@ impl Shard {
         driver.file_job(job, self.token(TokenKind::Zero, 0));
     }
 
+    /// Takes the end of a file job.
     pub(crate) fn on_job<D: Driver>(
         &mut self,
         now: Now,
@@ -141,17 +173,19 @@ impl Shard {
             }
             self.log.zeroing = None;
         } else if kind == TokenKind::Run as u8 {
-            self.on_run_written(result);
+            self.on_run_written(now, result);
         } else if kind == TokenKind::Discard as u8 {
             self.discards_in_flight -= 1;
             if let Err(error) = result {
                 tracing::warn!(shard = self.config.number, %error, "old file not removed");
             }
+        } else if kind == TokenKind::Retire as u8 {
+            self.on_retired(driver, result);
+        } else if kind == TokenKind::Rebuild as u8 {
+            self.on_rebuilt(now, driver, result);
         } else if kind == TokenKind::Space as u8 {
             self.on_space(result);
         }
-        let base = self.token(TokenKind::Log, 0);
-        self.log.pump(now, driver, base);
     }
 
     fn on_space(&mut self, result: io::Result<JobOutcome>) {
@@ -159,7 +193,10 @@ impl Shard {
         self.log.prepare_error = None;
         if let Ok(JobOutcome::Space(space)) = result {
             let used = space.total_bytes.saturating_sub(space.available_bytes);
-            let percent = used.saturating_mul(100).checked_div(space.total_bytes).unwrap_or(0);
+            let percent = used
+                .saturating_mul(100)
+                .checked_div(space.total_bytes)
+                .unwrap_or(0);
             let before = std::mem::replace(&mut self.disk_used_percent, percent as u32);
             let stop = self.config.disk_stop_percent;
             if (before >= stop) != (self.disk_used_percent >= stop) {
@@ -176,8 +213,12 @@ impl Shard {
         self.disk_used_percent
     }
 
-    /// Drops old segments with their runs. Returns how many were dropped.
+    /// Drops old segments with their runs, once what has to be remembered of them is durable.
+    /// Returns how many are dropped.
     pub fn retain<D: Driver>(&mut self, driver: &mut D, order: RetentionOrder) -> usize {
+        if self.dropping.is_some() || !self.retiring.is_empty() {
+            return 0;
+        }
         let mut boundary = None;
         let mut count = 0;
         for segment in &self.log.segments {
@@ -185,46 +226,132 @@ impl Shard {
             if count >= order.segments_max || end > self.sealer.sealed_to().min(self.log.synced()) {
                 break;
             }
-            let newest = self.runs.range(segment.start..end).map(|(_, r)| r.meta.last_timestamp);
+            let newest = self
+                .runs
+                .range(segment.start..end)
+                .map(|(_, r)| r.meta.last_timestamp);
             let expired = newest.max().unwrap_or(0) < order.expired_before_ms;
-            if !expired && !(order.force_oldest && count == 0) {
+            let forced = order.force_oldest && count == 0;
+            if !(expired || forced) {
                 break;
             }
             boundary = Some(end);
             count += 1;
         }
-        if let Some(position) = boundary {
+        let Some(position) = boundary else { return 0 };
+        match self.note_ends(driver.now(), position) {
+            Ok(durable_at) => {
+                self.dropping = Some((position, durable_at));
+                self.retention_step(driver);
+                count
+            }
+            Err(refusal) => {
+                let shard = self.config.number;
+                tracing::warn!(shard, %refusal, "retention waits: it cannot note down queue ends");
+                0
+            }
+        }
+    }
+
+    /// Puts the ends of queues into the log that have no message behind `position`. Returns the
+    /// position up to which the log must be synced before the messages may go.
+    fn note_ends(&mut self, now: Now, position: u64) -> Result<u64, Refusal> {
+        let emptied = self.queues.emptied_before(position);
+        for part in emptied.chunks(ENDS_PER_EVENT_MAX) {
+            let ends = part.iter().filter_map(|index| {
+                let queue = self.queues.get(*index)?;
+                Some((queue.topic.to_string(), queue.queue_id, queue.next_offset))
+            });
+            let event = Event::QueueEnds {
+                queues: ends.collect(),
+            };
+            let noted_at = self.append_event(now, &event)?;
+            for index in part {
+                if let Some(queue) = self.queues.get_mut(*index) {
+                    queue.noted_at = noted_at;
+                }
+            }
+        }
+        // Removals of topics count too: queues of removed topics are not noted down.
+        self.log.append_mark(now);
+        Ok(self.log.tail())
+    }
+
+    /// Drops what retention has chosen, when its notes are durable.
+    pub(crate) fn retention_step<D: Driver>(&mut self, driver: &mut D) {
+        if let Some((position, durable_at)) = self.dropping
+            && self.log.synced() >= durable_at
+        {
+            self.dropping = None;
             self.drop_before(driver, position);
         }
-        count
     }
 
     fn drop_before<D: Driver>(&mut self, driver: &mut D, position: u64) {
         let lost = self.unconsumed_before(position);
+        self.queues.drop_before(position);
+        self.delay.forget_removed_before(position);
+        for segment in self.log.drop_before(position) {
+            let (shard, path) = (self.config.number, segment.path.display());
+            self.counters.segments_dropped += 1;
+            tracing::info!(shard, %path, "segment dropped");
+            self.forget_windows(driver, segment.file);
+            driver.drop_file(segment.file);
+            self.retiring.push(segment.path);
+        }
+        self.retire(driver);
+        // Behind the segments: runs that are left over alone are dropped by the next start.
         let kept = self.runs.split_off(&position);
         for (_, run) in std::mem::replace(&mut self.runs, kept) {
             self.forget_windows(driver, run.file);
             driver.drop_file(run.file);
             self.discard(driver, run.path);
         }
-        self.queues.drop_before(position);
-        for segment in self.log.drop_before(position) {
-            self.counters.segments_dropped += 1;
-            tracing::info!(shard = self.config.number, path = %segment.path.display(), "segment dropped");
-            self.forget_windows(driver, segment.file);
-            driver.drop_file(segment.file);
-            if self.recycled.len() < RECYCLED_SEGMENTS_MAX {
-                self.recycled.push(segment.path);
-            } else {
-                self.discard(driver, segment.path);
-            }
-        }
         for (topic, group, queue_id, from, to) in lost {
-            tracing::warn!(topic, group, queue_id, from, to, "retention dropped unconsumed messages");
+            tracing::warn!(
+                topic,
+                group,
+                queue_id,
+                from,
+                to,
+                "retention dropped unconsumed messages"
+            );
         }
     }
 
-    fn discard<D: Driver>(&mut self, driver: &mut D, path: PathBuf) {
+    /// Takes the dropped segments out of the row of segment names, oldest first.
+    fn retire<D: Driver>(&mut self, driver: &mut D) {
+        let paths = self.retiring.clone();
+        let dir = self.config.log_dir.clone();
+        self.discards_in_flight += 1;
+        let job = FileJob::Call(Box::new(move |storage: &D::Storage| {
+            for path in paths {
+                storage.rename(&path, &removing_path(&path))?;
+                storage.sync_dir(&dir)?;
+            }
+            Ok(JobOutcomeOf::Done)
+        }));
+        driver.file_job(job, self.token(TokenKind::Retire, 0));
+    }
+
+    fn on_retired<D: Driver>(&mut self, driver: &mut D, result: io::Result<JobOutcome>) {
+        self.discards_in_flight -= 1;
+        let retired = std::mem::take(&mut self.retiring);
+        if let Err(error) = result {
+            let shard = self.config.number;
+            tracing::warn!(shard, %error, "old segments stay until the next start");
+            return;
+        }
+        for path in retired.iter().map(|path| removing_path(path)) {
+            if self.recycled.len() < RECYCLED_SEGMENTS_MAX {
+                self.recycled.push(path);
+            } else {
+                self.discard(driver, path);
+            }
+        }
+    }
+
+    pub(crate) fn discard<D: Driver>(&mut self, driver: &mut D, path: PathBuf) {
         self.discards_in_flight += 1;
         driver.file_job(FileJob::Remove { path }, self.token(TokenKind::Discard, 0));
     }
@@ -233,15 +360,27 @@ impl Shard {
     fn unconsumed_before(&self, position: u64) -> Vec<(String, String, i32, i64, i64)> {
         let mut lost = Vec::new();
         for (topic, group, entry) in self.offsets.iter() {
-            let Some(index) = self.queues.find(topic, entry.queue_id) else { continue };
-            let Some(queue) = self.queues.get(index) else { continue };
-            let gone = queue.extents.partition_point(|extent| extent.run_start < position);
+            let Some(index) = self.queues.find(topic, entry.queue_id) else {
+                continue;
+            };
+            let Some(queue) = self.queues.get(index) else {
+                continue;
+            };
+            let gone = queue
+                .extents
+                .partition_point(|extent| extent.run_start < position);
             let Some(last) = gone.checked_sub(1).and_then(|at| queue.extents.get(at)) else {
                 continue;
             };
             let end = last.end_offset() as i64;
             if entry.offset >= 0 && entry.offset < end {
-                lost.push((topic.into(), group.into(), entry.queue_id, entry.offset, end));
+                lost.push((
+                    topic.into(),
+                    group.into(),
+                    entry.queue_id,
+                    entry.offset,
+                    end,
+                ));
             }
         }
         lost

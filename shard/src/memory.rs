@@ -36,7 +36,8 @@ pub const RING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 pub enum MemoryError {
     /// The size cannot be mapped.
     #[error(
-        "a ring of {bytes} bytes is not possible: use a multiple of 4096 (of the huge page size on hugetlbfs) up to {RING_BYTES_MAX}"
+        "a ring of {bytes} bytes is not possible: use a multiple of 4096 (of the huge page size on \
+         hugetlbfs) up to {RING_BYTES_MAX}"
     )]
     Size {
         /// The size asked for.
@@ -44,7 +45,8 @@ pub enum MemoryError {
     },
     /// A ring left behind by an earlier process has another size.
     #[error(
-        "{path} holds a ring of {have} bytes but {need} are configured: open it with its own size, replay it, remove it, then create the new one"
+        "{path} holds a ring of {have} bytes but {need} are configured: open it with its own size, \
+         replay it, remove it, then create the new one"
     )]
     SizeDiffers {
         /// The file.
@@ -141,7 +143,12 @@ impl Mapping {
         let mut copy = vec![0; len];
         // SAFETY: the range was checked to lie inside the mapping; the target is fresh. A pointer
         // copy because the owner may hold the ring for writing, as it does beside real transfers.
-        unsafe { self.data.as_ptr().add(offset).copy_to_nonoverlapping(copy.as_mut_ptr(), len) };
+        unsafe {
+            self.data
+                .as_ptr()
+                .add(offset)
+                .copy_to_nonoverlapping(copy.as_mut_ptr(), len)
+        };
         Some(copy)
     }
     /// Bytes of the data (of one mapping).
@@ -174,7 +181,9 @@ impl LockedRing {
     /// Opens or creates a ring.
     pub fn open(spec: RingSpec) -> Result<Opened, MemoryError> {
         let RingSpec { path, bytes, lock } = spec;
-        let name = path.clone().unwrap_or_else(|| PathBuf::from("(anonymous memory)"));
+        let name = path
+            .clone()
+            .unwrap_or_else(|| PathBuf::from("(anonymous memory)"));
         if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES) || bytes > RING_BYTES_MAX {
             return Err(MemoryError::Size { bytes });
         }
@@ -199,7 +208,9 @@ impl LockedRing {
         bytes: usize,
         lock: bool,
     ) -> Result<Opened, MemoryError> {
-        let name = path.clone().unwrap_or_else(|| PathBuf::from("(anonymous memory)"));
+        let name = path
+            .clone()
+            .unwrap_or_else(|| PathBuf::from("(anonymous memory)"));
         if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES) || bytes > RING_BYTES_MAX {
             return Err(MemoryError::Size { bytes });
         }
@@ -229,16 +240,12 @@ impl LockedRing {
         }
         file.set_len(end_bytes).map_err(|e| system("sizing", e))?;
         if !found {
-            // Reserving more than there is would take the machine's memory before it fails.
-            let on_file_system = path
-                .as_ref()
-                .and_then(|path| sys::space(path).ok())
-                .map(|s| s.available_bytes);
-            let in_memory = if page_bytes.is_none() {
-                sys::available_memory_bytes()
-            } else {
-                None
-            };
+            let on_file_system = path.as_ref().and_then(|path| sys::space(path).ok());
+            let in_memory = page_bytes
+                .is_none()
+                .then(sys::available_memory_bytes)
+                .flatten();
+            let on_file_system = on_file_system.map(|space| space.available_bytes);
             check_room(&name, bytes, header_bytes, on_file_system, in_memory)?;
         }
         // Reserving the pages now turns a full tmpfs into an error here instead of SIGBUS later.
@@ -301,8 +308,8 @@ impl LockedRing {
     #[must_use]
     pub fn header(&self) -> &RingHeader {
         const { assert!(size_of::<RingHeader>() <= HEADER_BYTES) };
-        // SAFETY: the header mapping is page-aligned, at least HEADER_BYTES long, zero or formatted,
-        // lives as long as `self.mapping`, and RingHeader consists of atomics only.
+        // SAFETY: the header mapping is page-aligned, at least HEADER_BYTES long, zero or
+        // formatted, lives as long as `self.mapping`, and RingHeader consists of atomics only.
         unsafe { self.mapping.header.cast::<RingHeader>().as_ref() }
     }
 
@@ -385,7 +392,8 @@ fn open_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Whether a new ring fits into what is left on the file system and in memory.
+/// Whether a new ring fits into what is left on the file system and in memory: reserving more than
+/// there is would take the machine's memory before it fails.
 fn check_room(
     path: &Path,
     bytes: usize,

@@ -139,7 +139,8 @@ impl Mesh {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "a mesh of {cores} cores with rings of {capacity} is not possible: at most {CORES_MAX} cores, {RING_CAPACITY_MAX} messages"
+                    "a mesh of {cores} cores with rings of {capacity} is not possible: at most \
+                     {CORES_MAX} cores, {RING_CAPACITY_MAX} messages"
                 ),
             ));
         }

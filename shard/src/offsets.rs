@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::queue::QueueTable;
+
 /// Consumer offsets one shard keeps.
 pub const OFFSETS_MAX: usize = 8_000_000;
 
@@ -38,7 +40,11 @@ impl OffsetTable {
     /// The entry of a group on a queue.
     #[must_use]
     pub fn get(&self, topic: &str, group: &str, queue_id: i32) -> Option<&OffsetEntry> {
-        self.groups.get(group)?.get(topic)?.iter().find(|entry| entry.queue_id == queue_id)
+        self.groups
+            .get(group)?
+            .get(topic)?
+            .iter()
+            .find(|entry| entry.queue_id == queue_id)
     }
 
     /// The entry of a group on a queue, made if need be; `None` at [`OFFSETS_MAX`].
@@ -76,6 +82,33 @@ impl OffsetTable {
         {
             entry.offset = offset;
             entry.position = position;
+        }
+    }
+
+    /// Takes every commit back to its queue's end that lies beyond it (the messages it speaks of
+    /// were lost with the power).
+    pub fn clamp(&mut self, queues: &QueueTable) {
+        for topics in self.groups.values_mut() {
+            for (topic, entries) in topics.iter_mut() {
+                for entry in entries {
+                    let queue = queues
+                        .find(topic, entry.queue_id)
+                        .and_then(|at| queues.get(at));
+                    if let Some(queue) = queue {
+                        entry.offset = entry.offset.min(queue.next_offset as i64);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same for a queue that has no message yet.
+    pub fn clamp_new(&mut self, topic: &str, queue_id: i32) {
+        for topics in self.groups.values_mut() {
+            let entries = topics.get_mut(topic).into_iter().flatten();
+            for entry in entries.filter(|entry| entry.queue_id == queue_id) {
+                entry.offset = entry.offset.min(0);
+            }
         }
     }
 

@@ -34,7 +34,12 @@ impl Parked {
     /// Room for at most `bound` parked pulls.
     #[must_use]
     pub fn new(bound: usize) -> Self {
-        Self { entries: Vec::new(), free: NONE, held: 0, bound }
+        Self {
+            entries: Vec::new(),
+            free: NONE,
+            held: 0,
+            bound,
+        }
     }
 
     /// Pulls parked now.
@@ -44,12 +49,23 @@ impl Parked {
     }
 
     /// Parks `token` on a queue; `None` at the bound.
-    pub fn park(&mut self, queues: &mut QueueTable, queue: QueueIndex, token: u64) -> Option<ParkId> {
+    pub fn park(
+        &mut self,
+        queues: &mut QueueTable,
+        queue: QueueIndex,
+        token: u64,
+    ) -> Option<ParkId> {
         if self.held >= self.bound {
             return None;
         }
         let head = queues.get(queue)?.parked_head;
-        let entry = Entry { token, queue, previous: NONE, next: head, used: true };
+        let entry = Entry {
+            token,
+            queue,
+            previous: NONE,
+            next: head,
+            used: true,
+        };
         let id = if self.free == NONE {
             self.entries.push(entry);
             self.entries.len() as u32 - 1
@@ -70,7 +86,9 @@ impl Parked {
 
     /// Takes a parked pull back; `false` if it had been woken already.
     pub fn unpark(&mut self, queues: &mut QueueTable, id: ParkId, token: u64) -> bool {
-        let Some(entry) = self.entries.get(id.0 as usize).copied() else { return false };
+        let Some(entry) = self.entries.get(id.0 as usize).copied() else {
+            return false;
+        };
         if !entry.used || entry.token != token {
             return false;
         }
@@ -88,7 +106,9 @@ impl Parked {
 
     /// Takes every pull parked on a queue.
     pub fn wake(&mut self, queues: &mut QueueTable, queue: QueueIndex, woken: &mut Vec<u64>) {
-        let Some(queue) = queues.get_mut(queue) else { return };
+        let Some(queue) = queues.get_mut(queue) else {
+            return;
+        };
         let mut id = std::mem::replace(&mut queue.parked_head, NONE);
         while let Some(entry) = self.entries.get(id as usize).copied() {
             woken.push(entry.token);

@@ -62,6 +62,10 @@ pub struct Queue {
     pub last_store_timestamp: i64,
     /// Whether its topic was removed; nothing of it is kept then.
     pub removed: bool,
+    /// Log position behind the removal of its topic.
+    pub removed_at: Option<u64>,
+    /// Log position of the internal record that tells the queue's end, 0 without one.
+    pub noted_at: u64,
     /// First parked pull.
     pub parked_head: u32,
     /// Scratch of the run builder: units seen in the run being built.
@@ -83,6 +87,8 @@ impl Queue {
             extents: Vec::new(),
             last_store_timestamp: 0,
             removed: false,
+            removed_at: None,
+            noted_at: 0,
             parked_head: u32::MAX,
             run_count: 0,
             run_index: 0,
@@ -92,8 +98,12 @@ impl Queue {
     /// The extent that holds an offset.
     #[must_use]
     pub fn extent_of(&self, offset: u64) -> Option<&Extent> {
-        let at = self.extents.partition_point(|extent| extent.end_offset() <= offset);
-        self.extents.get(at).filter(|extent| extent.first_offset <= offset)
+        let at = self
+            .extents
+            .partition_point(|extent| extent.end_offset() <= offset);
+        self.extents
+            .get(at)
+            .filter(|extent| extent.first_offset <= offset)
     }
 }
 
@@ -120,7 +130,9 @@ impl QueueTable {
     #[must_use]
     pub fn find(&self, topic: &str, queue_id: i32) -> Option<QueueIndex> {
         let ids = self.by_name.get(topic)?;
-        ids.iter().find(|(id, _)| *id == queue_id).map(|(_, index)| *index)
+        ids.iter()
+            .find(|(id, _)| *id == queue_id)
+            .map(|(_, index)| *index)
     }
 
     /// Index of a queue, created empty if need be; `None` at [`QUEUES_MAX`].
@@ -133,17 +145,27 @@ impl QueueTable {
         }
         let index = self.queues.len() as QueueIndex;
         self.queues.push(Queue::new(topic, queue_id));
-        self.by_name.entry(topic.into()).or_default().push((queue_id, index));
+        self.by_name
+            .entry(topic.into())
+            .or_default()
+            .push((queue_id, index));
         Some(index)
     }
 
-    /// Forgets the queues of a topic. Their slots in the unit ring stay, marked as removed.
-    pub fn remove_topic(&mut self, topic: &str) -> Vec<QueueIndex> {
-        let removed: Vec<QueueIndex> =
-            self.by_name.remove(topic).unwrap_or_default().into_iter().map(|(_, i)| i).collect();
+    /// Forgets the queues of a topic, whose removal stands in the log in front of `position`.
+    /// Their slots in the unit ring stay, marked as removed.
+    pub fn remove_topic(&mut self, topic: &str, position: u64) -> Vec<QueueIndex> {
+        let removed: Vec<QueueIndex> = self
+            .by_name
+            .remove(topic)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(_, i)| i)
+            .collect();
         for index in &removed {
             if let Some(queue) = self.queues.get_mut(*index as usize) {
                 queue.removed = true;
+                queue.removed_at = Some(position);
                 queue.extents = Vec::new();
             }
         }
@@ -161,14 +183,54 @@ impl QueueTable {
 
     /// Live queues of one topic.
     pub fn of_topic(&self, topic: &str) -> impl Iterator<Item = (QueueIndex, &Queue)> {
-        let ids = self.by_name.get(topic).map(Vec::as_slice).unwrap_or_default();
-        ids.iter().filter_map(|(_, index)| Some((*index, self.queues.get(*index as usize)?)))
+        let ids = self
+            .by_name
+            .get(topic)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        ids.iter()
+            .filter_map(|(_, index)| Some((*index, self.queues.get(*index as usize)?)))
+    }
+
+    /// Live queues that had messages, have none at or behind `position`, and whose end no internal
+    /// record at or behind it tells.
+    #[must_use]
+    pub fn emptied_before(&self, position: u64) -> Vec<QueueIndex> {
+        let emptied = self.iter().filter(|(_, queue)| {
+            queue.next_offset > 0
+                && queue.noted_at < position
+                && queue.ring_first_offset == queue.next_offset
+                && queue
+                    .extents
+                    .last()
+                    .is_none_or(|extent| extent.run_start < position)
+        });
+        emptied.map(|(index, _)| index).collect()
+    }
+
+    /// Takes a queue's end as an internal record at `noted_at` tells it.
+    pub fn replay_end(&mut self, topic: &str, queue_id: i32, next_offset: u64, noted_at: u64) {
+        let Some(index) = self.open(topic, queue_id) else {
+            return;
+        };
+        let Some(queue) = self.get_mut(index) else {
+            return;
+        };
+        queue.noted_at = noted_at;
+        if queue.next_offset < next_offset && queue.extents.is_empty() {
+            queue.next_offset = next_offset;
+            queue.readable = next_offset;
+            queue.min_offset = next_offset;
+            queue.ring_first_offset = next_offset;
+        }
     }
 
     /// Drops extents of runs that start before `position` and moves the minima behind them.
     pub fn drop_before(&mut self, position: u64) {
         for queue in &mut self.queues {
-            let gone = queue.extents.partition_point(|extent| extent.run_start < position);
+            let gone = queue
+                .extents
+                .partition_point(|extent| extent.run_start < position);
             if gone == 0 {
                 continue;
             }
@@ -186,7 +248,14 @@ mod tests {
     use super::*;
 
     fn extent(run_start: u64, first_offset: u64, count: u32) -> Extent {
-        Extent { run_start, first_offset, count, unit_index: 0, first_timestamp: 0, last_timestamp: 0 }
+        Extent {
+            run_start,
+            first_offset,
+            count,
+            unit_index: 0,
+            first_timestamp: 0,
+            last_timestamp: 0,
+        }
     }
 
     #[test]
@@ -194,7 +263,7 @@ mod tests {
         let mut table = QueueTable::default();
         let first = table.open("T", 0).unwrap();
         table.get_mut(first).unwrap().next_offset = 9;
-        assert_eq!(table.remove_topic("T"), vec![first]);
+        assert_eq!(table.remove_topic("T", 1), vec![first]);
         assert_eq!(table.find("T", 0), None);
         let second = table.open("T", 0).unwrap();
         assert_ne!(first, second);

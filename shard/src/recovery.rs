@@ -2,34 +2,37 @@
 //!
 //! Whatever the surviving buffer holds beyond the completed writes is written to the segments and
 //! synced first. The run chain covers the log up to the checkpoint; from there records are read in
-//! order. The space behind the end is cleared, so that nothing stale can be taken for a record
-//! later.
+//! order, as far as end marks or the surviving buffer vouch for them. The space behind the end is
+//! cleared, so that nothing stale can be taken for a record later.
 //!
-//! Invariant: recovery is idempotent: killed at any moment, it finds the same records again.
+//! Invariants: recovery is idempotent: killed at any moment, it finds the same records again; what
+//! it hands over is synced and ends with an end mark, so the next start believes it too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
-use wire::message::{MAGIC_BLANK, RecordView, peek_len};
+use wire::message::RecordView;
 
 use crate::address;
-use crate::delay::{DelayLevels, SCHEDULE_TOPIC};
+use crate::delay::DelayLevels;
 use crate::error::StoreError;
-use crate::event::{EVENT_TOPIC, Event};
+use crate::event::{EVENT_TOPIC, Event, encode_end_mark};
 use crate::io::{BLOCK_BYTES, Storage, StoreFile};
-use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment};
+use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment, UNSYNCED_BYTES_MAX};
+use crate::mark::{self, MARK_BYTES_MAX};
 use crate::memory::LockedRing;
 use crate::offsets::OffsetTable;
 use crate::queue::QueueTable;
+use crate::rebuild::index_record;
 use crate::run::{self, KeyEntry, RunMeta};
 use crate::runtime::Driver;
+pub use crate::scan::SCAN_BYTES;
+use crate::scan::{Found, Source, look, next_span};
 use crate::seal::{self, Sealer};
 use crate::segments::{self, SegmentFile};
 use crate::shard::{Run, Shard, ShardConfig, ShardParts};
-use crate::units::{NO_SEQUENCE, Unit, UnitRing};
+use crate::units::{NO_SEQUENCE, UnitRing};
 
-/// Bytes read at once while scanning.
-pub const SCAN_BYTES: usize = 1024 * 1024;
 /// Zeros written ahead in the first segment of a new store, in bytes.
 pub const FIRST_ZERO_BYTES: u64 = 32 * 1024 * 1024;
 
@@ -54,9 +57,11 @@ pub struct RecoverySetup<'a> {
     pub survivor: Option<&'a LockedRing>,
     /// Bytes that may have been in flight at a crash (size of the write buffer).
     pub in_flight_bytes_max: u64,
-    /// Offsets of the settings file; commits in the log at or behind `saved_position` win.
+    /// Offsets of the settings file. They stand for commits whose segments retention has dropped;
+    /// any commit that the log still holds wins.
     pub saved_offsets: Vec<SavedOffset>,
-    /// Log position at which the settings file was written.
+    /// Log position at which the settings file was written; only told in the report, because a
+    /// power loss may have taken the log's end from under it.
     pub saved_position: u64,
     /// Told bytes scanned and bytes to scan.
     pub progress: &'a dyn Fn(u64, u64),
@@ -83,6 +88,18 @@ pub struct RecoveryReport {
     pub repairs: Vec<String>,
 }
 
+impl RecoveryReport {
+    fn note_saved_position(&mut self, position: u64) {
+        let end = self.end;
+        if position > end {
+            self.repairs.push(format!(
+                "the log ends at {end}, the offsets in the settings file were saved at {position}: \
+                 commits in between are as the file has them"
+            ));
+        }
+    }
+}
+
 /// A recovered shard that has not been opened for writing.
 pub struct Recovered<S: Storage> {
     config: ShardConfig,
@@ -91,9 +108,27 @@ pub struct Recovered<S: Storage> {
     runs: Vec<(RunMeta, S::File, PathBuf)>,
     tables: Tables,
     tail_block: Vec<u8>,
-    sealed_to: u64,
+    sealed: Sealed,
     /// What was found.
     pub report: RecoveryReport,
+}
+
+/// How far runs cover the log.
+#[derive(Default)]
+struct Sealed {
+    to: u64,
+    /// Ends of runs that could not be written now (the disk may be full), as [`Sealer::mark`] takes
+    /// them; the shard writes them later.
+    owed: Vec<(u64, u64, usize, usize)>,
+}
+
+impl Sealed {
+    /// Where the next run begins.
+    fn next(&self) -> u64 {
+        self.owed
+            .last()
+            .map_or(self.to, |(_, position, ..)| *position)
+    }
 }
 
 struct Tables {
@@ -123,15 +158,29 @@ impl Tables {
 
     fn apply(&mut self, event: &Event, position: u64) {
         match event {
-            Event::Offset { topic, group, queue_id, offset } => {
-                self.offsets.replay(topic, group, *queue_id, *offset, position);
+            Event::Offset {
+                topic,
+                group,
+                queue_id,
+                offset,
+            } => {
+                self.offsets
+                    .replay(topic, group, *queue_id, *offset, position);
             }
             Event::DelayProgress { level, offset } => self.delay.replay(*level, *offset),
             Event::TopicRemoved { topic } => {
-                self.queues.remove_topic(topic);
+                self.queues.remove_topic(topic, position);
                 self.offsets.remove_topic(topic);
+                self.delay.note_removed(topic, position);
             }
             Event::GroupRemoved { group } => self.offsets.remove_group(group),
+            Event::QueueEnds { queues } => {
+                for (topic, queue_id, next_offset) in queues {
+                    self.queues
+                        .replay_end(topic, *queue_id, *next_offset, position);
+                }
+            }
+            Event::EndMark { .. } => {}
         }
     }
 
@@ -142,8 +191,12 @@ impl Tables {
             }
         }
         for entry in &run.queues {
-            let Some(index) = self.queues.open(&entry.topic, entry.queue_id) else { continue };
-            let Some(queue) = self.queues.get_mut(index) else { continue };
+            let Some(index) = self.queues.open(&entry.topic, entry.queue_id) else {
+                continue;
+            };
+            let Some(queue) = self.queues.get_mut(index) else {
+                continue;
+            };
             if queue.extents.is_empty() {
                 queue.min_offset = entry.extent.first_offset;
             }
@@ -161,143 +214,54 @@ impl Tables {
         let topic = std::str::from_utf8(view.topic()).map_err(|_| "topic is not UTF-8")?;
         self.last_store_timestamp = self.last_store_timestamp.max(view.store_timestamp());
         if topic == EVENT_TOPIC {
-            let event = Event::decode(view.body()).ok_or("internal record damaged")?;
-            self.apply(&event, position);
-            self.events.push_back((position, view.body().to_vec()));
+            match Event::decode(view.body()) {
+                Some(Event::EndMark { .. }) => {}
+                Some(event) => {
+                    self.apply(&event, position);
+                    self.events.push_back((position, view.body().to_vec()));
+                }
+                // Its checksum is right, so another version wrote it. Nothing else is lost by it.
+                None => tracing::warn!(position, "internal record of an unknown kind left out"),
+            }
             return Ok(());
         }
-        let index = self.queues.open(topic, view.queue_id()).ok_or("too many queues")?;
-        let Some(queue) = self.queues.get_mut(index) else { return Ok(()) };
+        let index = self
+            .queues
+            .open(topic, view.queue_id())
+            .ok_or("too many queues")?;
+        let Some(queue) = self.queues.get_mut(index) else {
+            return Ok(());
+        };
         let offset = view.queue_offset() as u64;
         if offset != queue.next_offset {
             if queue.next_offset != 0 || !queue.extents.is_empty() {
-                tracing::error!(topic, queue_id = view.queue_id(), expected = queue.next_offset,
-                    found = offset, position, "queue offset jumps in the log");
+                tracing::error!(
+                    topic,
+                    queue_id = view.queue_id(),
+                    expected = queue.next_offset,
+                    found = offset,
+                    position,
+                    "queue offset jumps in the log"
+                );
                 queue.extents.clear();
             }
             queue.min_offset = offset;
             queue.ring_first_offset = offset;
             queue.last_sequence = NO_SEQUENCE;
         }
-        let (mut tags_code, unique, keys) = Shard::tag_and_keys(view.properties());
-        if topic == SCHEDULE_TOPIC {
-            tags_code = self.delay.due_ms(view.queue_id(), view.store_timestamp());
-        }
-        let unit = Unit {
-            physical_offset: view.physical_offset(),
-            tags_code,
-            store_timestamp: view.store_timestamp(),
-            size: view.total_len() as u32,
-            crc: crc32fast::hash(view.raw()),
-        };
+        let (delay, keys) = (&self.delay, &mut self.keys);
+        let due_ms = |queue_id, stored_ms| delay.due_ms(queue_id, stored_ms);
+        let unit = index_record(view, due_ms, |key| keys.push_back(key));
         let end = position + view.total_len() as u64;
-        queue.last_sequence = self.units.append(unit, index, offset, end, queue.last_sequence);
+        queue.last_sequence = self
+            .units
+            .append(unit, index, offset, end, queue.last_sequence);
         queue.next_offset = offset + 1;
         queue.readable = offset + 1;
         queue.last_store_timestamp = view.store_timestamp();
         self.units.dispatch_next(u64::MAX);
-        let words = keys.into_iter().flat_map(|keys| keys.split(|byte| *byte == b' '));
-        let words = words.filter(|word| !word.is_empty()).take(crate::shard::KEYS_PER_MESSAGE_MAX);
-        for key in unique.into_iter().chain(words) {
-            let hash = run::key_hash(topic.as_bytes(), key);
-            self.keys.push_back((hash, view.physical_offset()));
-        }
         Ok(())
     }
-}
-
-/// Where bytes of the log come from while scanning.
-struct Source<'a, S: Storage> {
-    segments: &'a [SegmentFile<S>],
-    segment_bytes: u64,
-    chunk: Vec<u8>,
-    chunk_start: u64,
-    chunk_len: usize,
-}
-
-impl<S: Storage> Source<'_, S> {
-    fn segment_of(&self, position: u64) -> Option<&SegmentFile<S>> {
-        let first = self.segments.first()?.start;
-        let index = position.checked_sub(first)? / self.segment_bytes;
-        self.segments.get(usize::try_from(index).ok()?)
-    }
-
-    /// Up to `len` bytes at a position; fewer at the end of a segment's file.
-    fn read(&mut self, position: u64, len: usize) -> Result<&[u8], StoreError> {
-        let inside = position.checked_sub(self.chunk_start).map(|at| at as usize);
-        let cached = inside.is_some_and(|at| at + len <= self.chunk_len);
-        if !cached {
-            self.fill(position, len)?;
-        }
-        let from = (position - self.chunk_start) as usize;
-        let to = (from + len).min(self.chunk_len);
-        Ok(self.chunk.get(from..to.max(from)).unwrap_or_default())
-    }
-
-    fn fill(&mut self, position: u64, len: usize) -> Result<(), StoreError> {
-        let block = BLOCK_BYTES as u64;
-        let start = position / block * block;
-        let want = ((position - start) as usize + len).max(SCAN_BYTES).next_multiple_of(BLOCK_BYTES);
-        self.chunk_start = start;
-        self.chunk_len = 0;
-        let Some(segment) = self.segment_of(position) else { return Ok(()) };
-        let room = segment.start + self.segment_bytes - start;
-        let want = want.min(room as usize);
-        let (path, offset) = (segment.path.clone(), start - segment.start);
-        let mut chunk = std::mem::take(&mut self.chunk);
-        chunk.resize(want.max(chunk.len()), 0);
-        let target = chunk.get_mut(..want).unwrap_or_default();
-        let result = self.segment_of(position).map_or(Ok(0), |s| s.file.read_at(target, offset));
-        self.chunk = chunk;
-        self.chunk_len = result.map_err(|error| StoreError::file("read", path, error))?;
-        Ok(())
-    }
-}
-
-/// What stands at a position of the log.
-enum Found<'a> {
-    Record(RecordView<'a>),
-    Blank(u64),
-    Nothing(String),
-}
-
-fn look<'a, S: Storage>(
-    source: &'a mut Source<'_, S>,
-    shard: u16,
-    position: u64,
-) -> Result<Found<'a>, StoreError> {
-    let Some(segment) = source.segment_of(position) else {
-        return Ok(Found::Nothing("end of the last segment".to_owned()));
-    };
-    let left = segment.start + source.segment_bytes - position;
-    let head = source.read(position, BLANK_BYTES as usize)?;
-    let Some((size, magic)) = peek_len(head) else {
-        return Ok(Found::Nothing("file ends".to_owned()));
-    };
-    let size = u64::from(size);
-    if magic == MAGIC_BLANK && size == left {
-        return Ok(Found::Blank(position + left));
-    }
-    if size == 0 && magic == 0 {
-        return Ok(Found::Nothing("zeros".to_owned()));
-    }
-    if size > left {
-        return Ok(Found::Nothing(format!("length {size} reaches over the segment")));
-    }
-    let bytes = source.read(position, size as usize)?;
-    let view = match RecordView::parse(bytes) {
-        Ok(view) => view,
-        Err(error) => return Ok(Found::Nothing(format!("no whole record: {error}"))),
-    };
-    let expected = address::physical(shard, position);
-    if view.physical_offset() != expected {
-        let found = view.physical_offset();
-        return Ok(Found::Nothing(format!("a record of physical offset {found}")));
-    }
-    if let Err(error) = view.check_body_crc() {
-        return Ok(Found::Nothing(format!("body damaged: {error}")));
-    }
-    Ok(Found::Record(view))
 }
 
 /// Recovers one shard. Blocks; runs before the core serves.
@@ -307,42 +271,67 @@ pub fn recover<S: Storage>(
 ) -> Result<Recovered<S>, StoreError> {
     let config = setup.config;
     let mut report = RecoveryReport::default();
-    let files = segments::open_all(storage, &config, &mut report.repairs)?;
-    report.replayed_bytes = segments::write_survivor(&files, &config, setup.survivor)?;
+    let mut files = segments::open_all(storage, &config, &mut report.repairs)?;
+    report.replayed_bytes = segments::write_survivor(&mut files, &config, setup.survivor)?;
+    // It vouches for all it has published: those records were whole before they were.
+    let vouched = setup.survivor.map_or(0, |ring| ring.header().published());
     let mut tables = Tables::new(&config);
     for saved in &setup.saved_offsets {
-        let (topic, group) = (&saved.topic, &saved.group);
-        tables.offsets.replay(topic, group, saved.queue_id, saved.offset, setup.saved_position);
+        let (queue_id, offset) = (saved.queue_id, saved.offset);
+        let table = &mut tables.offsets;
+        table.replay(&saved.topic, &saved.group, queue_id, offset, 0);
     }
     let first = files.first().map_or(0, |segment| segment.start);
     let (mut runs, checkpoint) = load_runs(storage, &config, first, &files, &mut report)?;
     for (loaded, _, _) in &runs {
         tables.take_run(loaded);
     }
-    let mut metas: Vec<(RunMeta, S::File, PathBuf)> =
-        runs.drain(..).map(|(loaded, file, path)| (loaded.meta, file, path)).collect();
-    let mut source = Source {
-        segments: &files,
-        segment_bytes: config.segment_bytes,
-        chunk: Vec::new(),
-        chunk_start: 0,
-        chunk_len: 0,
-    };
+    let metas = runs.drain(..);
+    let mut metas = metas
+        .map(|(loaded, file, path)| (loaded.meta, file, path))
+        .collect();
+    let mut source = Source::new(&files, config.segment_bytes);
     report.scanned_from = checkpoint;
-    let scan = Scan { storage, config: &config, progress: setup.progress };
-    let sealed_to = scan.run(&mut source, &mut tables, &mut metas, checkpoint, &mut report)?;
+    let scan = Scan {
+        storage,
+        config: &config,
+        progress: setup.progress,
+        vouched,
+    };
+    let sealed = scan.run(&mut source, &mut tables, &mut metas, &mut report)?;
     let end = report.end;
-    let in_flight = setup.in_flight_bytes_max;
+    tables.offsets.clamp(&tables.queues);
+    report.note_saved_position(setup.saved_position);
+    let in_flight = match setup.in_flight_bytes_max {
+        0 => 0,
+        bytes => bytes + UNSYNCED_BYTES_MAX,
+    };
     let mut holds_record = |position| {
-        Ok(matches!(look(&mut source, config.number, position)?, Found::Record(_)))
+        let found = look(&mut source, config.number, position)?;
+        Ok(matches!(found, Found::Record(_)))
     };
     segments::check_rest(&config, &mut holds_record, &files, in_flight, &report)?;
     let tail_start = end / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-    let tail_block = source.read(tail_start, (end - tail_start) as usize)?.to_vec();
-    let (segments, ready) =
-        segments::settle(storage, &config, files, end, in_flight, &mut report.repairs)?;
+    let tail_block = source
+        .read(tail_start, (end - tail_start) as usize)?
+        .to_vec();
+    let ends = segments::Ends {
+        log: end,
+        synced: checkpoint,
+        clear: end.saturating_add(in_flight),
+    };
+    let (segments, ready) = segments::settle(storage, &config, files, ends, &mut report.repairs)?;
     (setup.progress)(1, 1);
-    Ok(Recovered { config, segments, ready, runs: metas, tables, tail_block, sealed_to, report })
+    Ok(Recovered {
+        config,
+        segments,
+        ready,
+        runs: metas,
+        tables,
+        tail_block,
+        sealed,
+        report,
+    })
 }
 
 type LoadedRuns<S> = Vec<(run::LoadedRun, <S as Storage>::File, PathBuf)>;
@@ -356,44 +345,84 @@ fn load_runs<S: Storage>(
     report: &mut RecoveryReport,
 ) -> Result<(LoadedRuns<S>, u64), StoreError> {
     let dir = &config.run_dir;
-    let entries = storage.list(dir).map_err(|error| StoreError::file("list", dir, error))?;
-    let mut starts: Vec<(u64, PathBuf)> = entries
-        .iter()
-        .filter_map(|entry| {
-            let name = entry.name.strip_suffix(".run")?;
-            let (shard, start) = address::parse_segment_name(name)?;
-            (shard == config.number && entry.is_file).then(|| (start, dir.join(&entry.name)))
-        })
-        .collect();
+    let entries = storage
+        .list(dir)
+        .map_err(|error| StoreError::file("list", dir, error))?;
+    let mut starts: Vec<(u64, PathBuf)> = Vec::new();
+    for entry in entries {
+        let path = dir.join(&entry.name);
+        let (run, ending) = entry.name.split_once(".run").unwrap_or((&entry.name, "?"));
+        match address::parse_segment_name(run) {
+            Some((shard, start)) if entry.is_file && shard == config.number => match ending {
+                "" => starts.push((start, path)),
+                ".tmp" | segments::REMOVING_SUFFIX => {
+                    let removed = storage.remove(&path);
+                    removed.map_err(|error| StoreError::file("remove", &path, error))?;
+                }
+                _ => report
+                    .repairs
+                    .push(format!("{}: not a run, left alone", path.display())),
+            },
+            Some(_) if entry.is_file => {}
+            _ => report
+                .repairs
+                .push(format!("{}: not a run, left alone", path.display())),
+        }
+    }
     starts.sort();
-    let log_end = segments.last().map_or(0, |segment| segment.start + config.segment_bytes);
     let mut loaded: LoadedRuns<S> = Vec::new();
     let mut expected = log_start;
     let mut trusted = true;
     for (start, path) in starts {
         if trusted && start == expected {
             match run::load(storage, &path, config.number) {
-                Ok((file, run)) if run.meta.start == start && run.meta.end <= log_end => {
+                Ok((file, run)) if fits_log(&run.meta, start, config, segments) => {
                     expected = run.meta.end;
                     loaded.push((run, file, path));
                     continue;
                 }
-                Ok(_) => report.repairs.push(format!("{}: does not fit the log", path.display())),
+                Ok(_) => report
+                    .repairs
+                    .push(format!("{}: does not fit the log", path.display())),
                 Err(error) => report.repairs.push(format!("{}: {error}", path.display())),
             }
         }
         trusted &= start < log_start;
         report.runs_dropped += 1;
-        storage.remove(&path).map_err(|error| StoreError::file("remove", &path, error))?;
+        storage
+            .remove(&path)
+            .map_err(|error| StoreError::file("remove", &path, error))?;
     }
     report.runs = loaded.len();
     Ok((loaded, expected))
+}
+
+/// Whether a run covers a range of one segment from `start` on.
+fn fits_log<S: Storage>(
+    meta: &RunMeta,
+    start: u64,
+    config: &ShardConfig,
+    segments: &[SegmentFile<S>],
+) -> bool {
+    let holds = |segment: &&SegmentFile<S>| {
+        segment.start <= start && start < segment.start + config.segment_bytes
+    };
+    let Some(segment) = segments.iter().find(holds) else {
+        return false;
+    };
+    meta.start == start
+        && meta.end > start
+        && meta.end <= segment.start + config.segment_bytes
+        && (meta.end == segment.start + config.segment_bytes
+            || meta.end <= segment.start + segment.bytes)
 }
 
 struct Scan<'a, S: Storage> {
     storage: &'a S,
     config: &'a ShardConfig,
     progress: &'a dyn Fn(u64, u64),
+    /// Position up to which the surviving buffer vouches for records.
+    vouched: u64,
 }
 
 impl<S: Storage> Scan<'_, S> {
@@ -403,46 +432,150 @@ impl<S: Storage> Scan<'_, S> {
         source: &mut Source<'_, S>,
         tables: &mut Tables,
         metas: &mut Vec<(RunMeta, S::File, PathBuf)>,
-        checkpoint: u64,
         report: &mut RecoveryReport,
-    ) -> Result<u64, StoreError> {
-        let (mut position, mut sealed_to) = (checkpoint, checkpoint);
+    ) -> Result<Sealed, StoreError> {
+        let checkpoint = report.scanned_from;
+        let mut position = checkpoint;
+        let mut sealed = Sealed {
+            to: checkpoint,
+            owed: Vec::new(),
+        };
         let mut told = 0;
-        let total = source.segments.last().map_or(0, |s| s.start + source.segment_bytes);
+        let total = source
+            .segments
+            .last()
+            .map_or(0, |s| s.start + source.segment_bytes);
         loop {
-            let rolled = position > sealed_to && position.is_multiple_of(self.config.segment_bytes);
-            let full = position - sealed_to >= self.config.run_log_bytes
-                || tables.units.held() >= self.config.run_units;
+            let from = sealed.next();
+            let rolled = position > from && position.is_multiple_of(self.config.segment_bytes);
+            let owed = sealed
+                .owed
+                .last()
+                .map_or(tables.units.freed(), |(sequence, ..)| *sequence);
+            let full = position - from >= self.config.run_log_bytes
+                || tables.units.appended() - owed >= self.config.run_units;
             if rolled || full {
-                self.seal(source, tables, metas, (sealed_to, position))?;
-                sealed_to = position;
+                self.seal(source, tables, metas, &mut sealed, position)?;
             }
             if position - told >= 16 * SCAN_BYTES as u64 {
                 told = position;
                 (self.progress)(position - checkpoint, total - checkpoint);
             }
-            match look(source, self.config.number, position)? {
-                Found::Record(view) => {
-                    let len = view.total_len() as u64;
-                    if let Err(reason) = tables.take_record(&view, position) {
-                        report.stopped_by = reason;
-                        break;
-                    }
-                    report.records += 1;
-                    position += len;
+            let span = next_span(source, self.config.number, position, self.vouched)?;
+            self.take_span(source, tables, (position, span.end), report)?;
+            let from = std::mem::replace(&mut position, span.end);
+            if let Some(reason) = span.stopped_by {
+                report.stopped_by = reason;
+                if let Some(hash) = span.unmarked {
+                    position = self.append_mark(source, tables, (from, position), hash)?;
                 }
-                Found::Blank(next) => position = next,
-                Found::Nothing(reason) => {
-                    report.stopped_by = reason;
-                    break;
-                }
+                break;
             }
         }
         report.end = position;
-        Ok(sealed_to)
+        Ok(sealed)
     }
 
+    /// Takes the believed records of a range.
+    fn take_span(
+        &self,
+        source: &mut Source<'_, S>,
+        tables: &mut Tables,
+        (mut position, end): (u64, u64),
+        report: &mut RecoveryReport,
+    ) -> Result<(), StoreError> {
+        let number = self.config.number;
+        while position < end {
+            match look(source, number, position)? {
+                Found::Record(view) => {
+                    let at = address::physical(number, position);
+                    tables.take_record(&view, position).map_err(|reason| {
+                        StoreError::Setting(format!(
+                            "the message at physical offset {at}: {reason}"
+                        ))
+                    })?;
+                    report.records += 1;
+                    position += view.total_len() as u64;
+                }
+                Found::Blank(next) => position = next,
+                Found::Nothing(reason) => {
+                    return Err(StoreError::DamagedMiddle {
+                        path: self.config.log_dir.clone(),
+                        at: address::physical(number, position),
+                        reason: format!("read differently the second time: {reason}"),
+                        to: address::physical(number, end),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the end mark that the last process could not set any more. Returns the log's new end.
+    fn append_mark(
+        &self,
+        source: &mut Source<'_, S>,
+        tables: &Tables,
+        (from, end): (u64, u64),
+        hash: u64,
+    ) -> Result<u64, StoreError> {
+        let config = self.config;
+        let Some(segment) = source.segment_of(end) else {
+            return Ok(end);
+        };
+        if end + MARK_BYTES_MAX + BLANK_BYTES > segment.start + config.segment_bytes {
+            return Ok(end);
+        }
+        let body = encode_end_mark(from, hash);
+        let physical = address::physical(config.number, end);
+        let time = tables.last_store_timestamp;
+        let fields = mark::fields(&body, physical, time, config.store_host);
+        let mut record = vec![0; fields.encoded_len()];
+        if fields.encode(&mut record).is_err() {
+            return Ok(end);
+        }
+        segments::patch(segment, end - segment.start, &record)?;
+        source.forget();
+        Ok(end + record.len() as u64)
+    }
+
+    /// Writes the run that ends at `end`. Without room for it on disk it is owed, as long as memory
+    /// holds what it is made of.
     fn seal(
+        &self,
+        source: &Source<'_, S>,
+        tables: &mut Tables,
+        metas: &mut Vec<(RunMeta, S::File, PathBuf)>,
+        sealed: &mut Sealed,
+        end: u64,
+    ) -> Result<(), StoreError> {
+        let mut failure = None;
+        if sealed.owed.is_empty() {
+            match self.write_run(source, tables, metas, (sealed.to, end)) {
+                Ok(()) => {
+                    sealed.to = end;
+                    return Ok(());
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(error) = &failure {
+            tracing::error!(shard = self.config.number, %error, "the queue index is written later");
+        }
+        if !tables.units.has_room(self.config.run_units) {
+            let what = "no room to write the queue index, and too much of it for memory: make room";
+            return Err(failure.unwrap_or_else(|| {
+                StoreError::Setting(format!("{}: {what}", self.config.run_dir.display()))
+            }));
+        }
+        let (keys, events) = (tables.keys.len(), tables.events.len());
+        sealed
+            .owed
+            .push((tables.units.appended(), end, keys, events));
+        Ok(())
+    }
+
+    fn write_run(
         &self,
         source: &Source<'_, S>,
         tables: &mut Tables,
@@ -461,6 +594,7 @@ impl<S: Storage> Scan<'_, S> {
             &mut tables.queues,
             &tables.keys,
             &tables.events,
+            tables.last_store_timestamp,
         );
         let content_queues = content.queues.clone();
         let path = self.config.run_dir.join(run::file_name(number, range.0));
@@ -497,7 +631,10 @@ impl<S: Storage> Recovered<S> {
 
     /// Queues that the log knows, as (topic, queue id).
     pub fn queues(&self) -> impl Iterator<Item = (&str, i32)> {
-        self.tables.queues.iter().map(|(_, queue)| (&*queue.topic, queue.queue_id))
+        self.tables
+            .queues
+            .iter()
+            .map(|(_, queue)| (&*queue.topic, queue.queue_id))
     }
 
     /// Opens the shard on a driver, with a freshly formatted ring of this process.
@@ -511,7 +648,8 @@ impl<S: Storage> Recovered<S> {
         let config = self.config;
         let tail = self.report.end;
         let tail_start = tail / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        ring.slice_mut(tail_start, self.tail_block.len()).copy_from_slice(&self.tail_block);
+        ring.slice_mut(tail_start, self.tail_block.len())
+            .copy_from_slice(&self.tail_block);
         let mut adopt = |files: VecDeque<SegmentFile<S>>| -> VecDeque<Segment> {
             files
                 .into_iter()
@@ -522,13 +660,18 @@ impl<S: Storage> Recovered<S> {
                 })
                 .collect()
         };
-        let state = LogState { segments: adopt(self.segments), ready: adopt(self.ready), tail };
+        let state = LogState {
+            segments: adopt(self.segments),
+            ready: adopt(self.ready),
+            tail,
+        };
         let log_config = LogConfig {
             shard: config.number,
             dir: config.log_dir.clone(),
             segment_bytes: config.segment_bytes,
             ack,
             flush_interval_us,
+            store_host: config.store_host,
         };
         let mut runs = BTreeMap::new();
         for (meta, file, path) in self.runs {
@@ -538,7 +681,10 @@ impl<S: Storage> Recovered<S> {
         let mut log = Log::new(log_config, ring, state);
         log.attach(driver)
             .map_err(|error| StoreError::file("register buffer for", &config.log_dir, error))?;
-        let sealer = Sealer::new(self.sealed_to, self.tables.units.freed());
+        let mut sealer = Sealer::new(self.sealed.to, self.tables.units.freed());
+        for (sequence, position, keys, events) in self.sealed.owed {
+            sealer.mark(sequence, position, keys, events);
+        }
         let fresh = tail == 0;
         let mut shard = Shard::assemble(ShardParts {
             config,
@@ -557,5 +703,44 @@ impl<S: Storage> Recovered<S> {
             shard.zero_next = Some(FIRST_ZERO_BYTES);
         }
         Ok(shard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ShardConfig {
+        ShardConfig {
+            number: 0,
+            local: 0,
+            log_dir: PathBuf::new(),
+            run_dir: PathBuf::new(),
+            segment_bytes: 1 << 20,
+            units_max: 64,
+            run_units: 64,
+            run_log_bytes: 1 << 20,
+            parked_max: 1,
+            delay_levels_ms: Vec::new(),
+            store_host: "127.0.0.1:10911".parse().unwrap(),
+            disk_stop_percent: 90,
+        }
+    }
+
+    #[test]
+    fn an_internal_record_of_a_later_version_does_not_end_the_log() {
+        let mut tables = Tables::new(&config());
+        for (body, kept) in [
+            (vec![200, 1, 2, 3], 0),
+            (vec![], 0),
+            (vec![4, 0, 1, b'g'], 1),
+        ] {
+            let fields = mark::fields(&body, 0, 5, config().store_host);
+            let mut record = vec![0; fields.encoded_len()];
+            fields.encode(&mut record).unwrap();
+            let view = RecordView::parse(&record).unwrap();
+            assert_eq!(tables.take_record(&view, 0), Ok(()));
+            assert_eq!(tables.events.len(), kept, "{body:?}");
+        }
     }
 }

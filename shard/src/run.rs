@@ -141,7 +141,9 @@ fn put_block(out: &mut Vec<u8>, content: &[u8]) {
 /// Whether a 4 KiB block of the unit or key section is whole.
 #[must_use]
 pub fn block_is_whole(block: &[u8]) -> bool {
-    let Some((content, crc)) = block.split_last_chunk::<4>() else { return false };
+    let Some((content, crc)) = block.split_last_chunk::<4>() else {
+        return false;
+    };
     crc32fast::hash(content) == u32::from_be_bytes(*crc)
 }
 
@@ -158,8 +160,12 @@ pub fn encode(mut content: RunContent) -> (Vec<u8>, RunMeta) {
     let mut meta = content.meta;
     meta.unit_count = (content.units.len() / UNIT_BYTES) as u32;
     meta.key_count = content.keys.len() as u32;
-    meta.key_fences =
-        content.keys.chunks(KEYS_PER_BLOCK).filter_map(|c| c.first()).map(|(h, _)| *h).collect();
+    meta.key_fences = content
+        .keys
+        .chunks(KEYS_PER_BLOCK)
+        .filter_map(|c| c.first())
+        .map(|(h, _)| *h)
+        .collect();
     let mut directory = Vec::new();
     for queue in &content.queues {
         let topic = queue.topic.as_bytes();
@@ -201,7 +207,11 @@ pub fn encode(mut content: RunContent) -> (Vec<u8>, RunMeta) {
         put_block(&mut out, &block);
     }
     let crcs = (crc32fast::hash(&directory), crc32fast::hash(&events));
-    let counts = (content.queues.len() as u32, directory.len() as u32, events.len() as u32);
+    let counts = (
+        content.queues.len() as u32,
+        directory.len() as u32,
+        events.len() as u32,
+    );
     let header = encode_header(&meta, content.shard, counts, events_at, crcs);
     if let Some(target) = out.get_mut(..header.len()) {
         target.copy_from_slice(&header);
@@ -219,7 +229,13 @@ fn encode_header(
     let mut header = Vec::with_capacity(HEADER_BYTES + 4);
     header.extend_from_slice(MAGIC);
     header.extend_from_slice(&u32::from(shard).to_be_bytes());
-    for value in [queues, meta.unit_count, meta.key_count, directory_bytes, event_bytes] {
+    for value in [
+        queues,
+        meta.unit_count,
+        meta.key_count,
+        directory_bytes,
+        event_bytes,
+    ] {
         header.extend_from_slice(&value.to_be_bytes());
     }
     for value in [meta.start, meta.end, events_at, meta.units_at, meta.keys_at] {
@@ -336,9 +352,19 @@ fn decode_directory(bytes: &[u8], count: u32, run_start: u64) -> Option<(Vec<Run
         let unit_index = cursor.u32()?;
         let first_timestamp = cursor.u64()? as i64;
         let last_timestamp = cursor.u64()? as i64;
-        let extent =
-            Extent { run_start, first_offset, count, unit_index, first_timestamp, last_timestamp };
-        queues.push(RunQueue { topic: topic.into(), queue_id, extent });
+        let extent = Extent {
+            run_start,
+            first_offset,
+            count,
+            unit_index,
+            first_timestamp,
+            last_timestamp,
+        };
+        queues.push(RunQueue {
+            topic: topic.into(),
+            queue_id,
+            extent,
+        });
     }
     let mut fences = Vec::with_capacity(cursor.0.len() / 8);
     while !cursor.0.is_empty() {
@@ -391,7 +417,14 @@ pub fn load<S: Storage>(storage: &S, path: &Path, shard: u16) -> io::Result<(S::
         .ok_or_else(|| damaged("directory"))?;
     meta.key_fences = fences;
     let events = decode_events(events).ok_or_else(|| damaged("events"))?;
-    Ok((file, LoadedRun { meta, queues, events }))
+    Ok((
+        file,
+        LoadedRun {
+            meta,
+            queues,
+            events,
+        },
+    ))
 }
 
 /// Writes a run file durably and opens it.
@@ -425,7 +458,9 @@ pub fn units_in_block(block: &[u8], from: usize, count: usize, out: &mut Vec<Uni
 pub fn keys_in_block(block: &[u8], hash: u64, out: &mut Vec<i64>) {
     let content = block.get(..KEYS_PER_BLOCK * KEY_BYTES).unwrap_or_default();
     for entry in content.chunks_exact(KEY_BYTES) {
-        let (Some(a), Some(b)) = (entry.first_chunk::<8>(), entry.last_chunk::<8>()) else { return };
+        let (Some(a), Some(b)) = (entry.first_chunk::<8>(), entry.last_chunk::<8>()) else {
+            return;
+        };
         let offset = i64::from_be_bytes(*b);
         // Unused entries are zero twice; a real key may sit at physical offset 0.
         if u64::from_be_bytes(*a) == hash && (hash != 0 || offset != 0) {

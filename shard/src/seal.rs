@@ -15,11 +15,15 @@ use crate::io::{FileJob, JobOutcome, JobOutcomeOf};
 use crate::queue::{Extent, QueueIndex, QueueTable};
 use crate::run::{self, KeyEntry, RunContent, RunMeta, RunQueue};
 use crate::runtime::{Driver, Now};
-use crate::shard::{Run, Shard, TokenKind};
+use crate::shard::{KEYS_HELD_MAX, Run, Shard, TokenKind};
 use crate::units::{UNIT_BYTES, UnitRing};
 
 /// Slots handled per turn; bounds what sealing adds to one turn (about 50 µs).
 pub const SEAL_SLOTS_PER_TURN: u64 = 2048;
+/// Pause before a run that could not be written is tried again, in microseconds.
+pub const RETRY_US: u64 = 1_000_000;
+/// Keys that make a run, so that many keys per message do not fill the room for keys.
+const RUN_KEYS: u64 = (KEYS_HELD_MAX / 4) as u64;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
@@ -54,20 +58,32 @@ pub struct Sealer {
     build: Option<Build>,
     writing: Option<(Mark, Vec<QueueIndex>, Vec<RunQueue>, RunMeta)>,
     seal_all: bool,
-    failed: bool,
+    /// When a run that could not be written is tried again; 0 when the last one was written.
+    retry_at_us: u64,
 }
 
 impl Sealer {
     /// Starts behind what recovery found sealed.
     #[must_use]
     pub fn new(position: u64, sequence: u64) -> Self {
-        let sealed = Mark { sequence, position, keys: 0, events: 0 };
-        Self { sealed, ..Self::default() }
+        let sealed = Mark {
+            sequence,
+            position,
+            keys: 0,
+            events: 0,
+        };
+        Self {
+            sealed,
+            ..Self::default()
+        }
     }
 
     /// Marks the end of a run in front of what is appended next.
     pub fn mark(&mut self, sequence: u64, position: u64, keys_held: usize, events_held: usize) {
-        let last = self.marks.back().map_or(self.sealed.position, |mark| mark.position);
+        let last = self
+            .marks
+            .back()
+            .map_or(self.sealed.position, |mark| mark.position);
         if position > last {
             self.marks.push_back(Mark {
                 sequence,
@@ -89,10 +105,10 @@ impl Sealer {
         self.sealed.position
     }
 
-    /// Whether the next turn has sealing to do.
+    /// Whether the last attempt to write a run failed.
     #[must_use]
-    pub fn is_working(&self) -> bool {
-        self.build.is_some()
+    pub fn is_failing(&self) -> bool {
+        self.retry_at_us != 0
     }
 }
 
@@ -138,9 +154,12 @@ impl Build {
             let slot = units.get(self.cursor).copied();
             self.cursor += 1;
             let Some(slot) = slot else { continue };
-            let Some(queue) = queues.get_mut(slot.queue).filter(|q| !q.removed) else {
-                continue;
-            };
+            // A removal behind the range may yet be lost in a crash, and then the queue lives.
+            let removed = |at: Option<u64>| at.is_some_and(|at| at <= self.mark.position);
+            let queue = queues
+                .get_mut(slot.queue)
+                .filter(|q| !removed(q.removed_at));
+            let Some(queue) = queue else { continue };
             let time = slot.unit.store_timestamp;
             self.first_timestamp = self.first_timestamp.min(time);
             self.last_timestamp = self.last_timestamp.max(time);
@@ -156,7 +175,11 @@ impl Build {
                     last_timestamp: time,
                 };
                 let (topic, queue_id) = (queue.topic.clone(), queue.queue_id);
-                self.queues.push(RunQueue { topic, queue_id, extent });
+                self.queues.push(RunQueue {
+                    topic,
+                    queue_id,
+                    extent,
+                });
             }
             queue.run_count += 1;
             if let Some(entry) = self.queues.get_mut(queue.run_index as usize) {
@@ -199,12 +222,17 @@ impl Build {
 
     /// The content of the run, once complete.
     fn into_content(
-        self,
+        mut self,
         shard: u16,
         queues: &mut QueueTable,
         keys: &VecDeque<KeyEntry>,
         events: &VecDeque<(u64, Vec<u8>)>,
+        newest_timestamp: i64,
     ) -> (RunContent, Vec<QueueIndex>) {
+        if self.queues.is_empty() {
+            // Events only: as old as the newest record, so that retention keeps them long enough.
+            (self.first_timestamp, self.last_timestamp) = (newest_timestamp, newest_timestamp);
+        }
         for index in &self.touched {
             if let Some(queue) = queues.get_mut(*index) {
                 queue.run_count = 0;
@@ -222,7 +250,11 @@ impl Build {
             shard,
             queues: self.queues,
             units: self.units,
-            keys: keys.iter().take((self.mark.keys - self.from.keys) as usize).copied().collect(),
+            keys: keys
+                .iter()
+                .take((self.mark.keys - self.from.keys) as usize)
+                .copied()
+                .collect(),
             events: events
                 .iter()
                 .take((self.mark.events - self.from.events) as usize)
@@ -256,8 +288,14 @@ pub(crate) fn build_now(
     queues: &mut QueueTable,
     keys: &VecDeque<KeyEntry>,
     events: &VecDeque<(u64, Vec<u8>)>,
+    newest_timestamp: i64,
 ) -> (RunContent, Vec<QueueIndex>) {
-    let from = Mark { sequence: units.freed(), position: range.0, keys: 0, events: 0 };
+    let from = Mark {
+        sequence: units.freed(),
+        position: range.0,
+        keys: 0,
+        events: 0,
+    };
     let mark = Mark {
         sequence: units.appended(),
         position: range.1,
@@ -266,19 +304,21 @@ pub(crate) fn build_now(
     };
     let mut build = Build::new(from, mark);
     while !build.step(units, queues) {}
-    build.into_content(shard, queues, keys, events)
+    build.into_content(shard, queues, keys, events, newest_timestamp)
 }
 
 impl Shard {
     pub(crate) fn seal_step<D: Driver>(&mut self, now: Now, driver: &mut D) {
-        self.mark_if_due();
-        if self.sealer.failed || self.sealer.writing.is_some() {
+        self.mark_if_due(now);
+        if self.sealer.writing.is_some() || now.monotonic_us < self.sealer.retry_at_us {
             return;
         }
         if self.sealer.build.is_none() {
             self.start_build(now, driver);
         }
-        let Some(mut build) = self.sealer.build.take() else { return };
+        let Some(mut build) = self.sealer.build.take() else {
+            return;
+        };
         if build.step(&self.units, &mut self.queues) {
             self.write_run(build, driver);
         } else {
@@ -286,19 +326,45 @@ impl Shard {
         }
     }
 
-    fn mark_if_due(&mut self) {
-        let last = self.sealer.marks.back().copied().unwrap_or(self.sealer.sealed);
+    /// When sealing wants another turn, in monotonic microseconds.
+    pub(crate) fn seal_deadline_us(&self, now: Now) -> Option<u64> {
+        if self.sealer.build.is_some() {
+            return Some(now.monotonic_us);
+        }
+        let mark = self
+            .sealer
+            .marks
+            .front()
+            .filter(|_| self.sealer.writing.is_none())?;
+        let ready = self.log.synced() >= mark.position;
+        ready.then(|| self.sealer.retry_at_us.max(now.monotonic_us))
+    }
+
+    fn mark_if_due(&mut self, now: Now) {
+        let last = self
+            .sealer
+            .marks
+            .back()
+            .copied()
+            .unwrap_or(self.sealer.sealed);
         let units = self.units.appended() - last.sequence;
         let bytes = self.log.tail() - last.position;
-        let due = units >= self.config.run_units || bytes >= self.config.run_log_bytes;
+        let keys = self.sealer.sealed.keys + self.keys.len() as u64 - last.keys;
+        let due = units >= self.config.run_units
+            || bytes >= self.config.run_log_bytes
+            || keys >= RUN_KEYS;
         if due || (self.sealer.seal_all && bytes > 0) {
+            self.log.append_mark(now);
             let (sequence, position) = (self.units.appended(), self.log.tail());
-            self.sealer.mark(sequence, position, self.keys.len(), self.events.len());
+            self.sealer
+                .mark(sequence, position, self.keys.len(), self.events.len());
         }
     }
 
     fn start_build<D: Driver>(&mut self, now: Now, driver: &mut D) {
-        let Some(mark) = self.sealer.marks.front().copied() else { return };
+        let Some(mark) = self.sealer.marks.front().copied() else {
+            return;
+        };
         if self.log.synced() < mark.position {
             let base = self.token(TokenKind::Log, 0);
             if self.log.written() >= mark.position {
@@ -317,9 +383,13 @@ impl Shard {
             &mut self.queues,
             &self.keys,
             &self.events,
+            self.last_store_timestamp,
         );
         let (meta, queues) = (content.meta.clone(), content.queues.clone());
-        let path = self.config.run_dir.join(run::file_name(self.config.number, meta.start));
+        let path = self
+            .config
+            .run_dir
+            .join(run::file_name(self.config.number, meta.start));
         let target = path.clone();
         let job = FileJob::Call(Box::new(move |storage: &D::Storage| {
             let (bytes, meta) = run::encode(content);
@@ -330,25 +400,34 @@ impl Shard {
         self.sealer.writing = Some((mark, touched, queues, meta));
     }
 
-    pub(crate) fn on_run_written(&mut self, result: io::Result<JobOutcome>) {
-        let Some((mark, touched, queues, meta)) = self.sealer.writing.take() else { return };
-        let path = self.config.run_dir.join(run::file_name(self.config.number, meta.start));
+    pub(crate) fn on_run_written(&mut self, now: Now, result: io::Result<JobOutcome>) {
+        let Some((mark, touched, queues, meta)) = self.sealer.writing.take() else {
+            return;
+        };
+        let path = self
+            .config
+            .run_dir
+            .join(run::file_name(self.config.number, meta.start));
         let (file, meta) = match result {
             Ok(JobOutcome::FileWith(file, bytes)) => (file, meta.completed_from(&bytes)),
             Ok(_) => return,
             Err(source) => {
-                // The log is untouched: the range is read again at the next start. Sealing stops,
-                // and appends are refused once the unit ring is full.
+                // The log is untouched, and the units stay in the ring until the file is there;
+                // appends are refused once the ring is full.
                 let error = StoreError::file("write run", path, source);
-                tracing::error!(shard = self.config.number, %error, "sealing stops");
-                self.sealer.failed = true;
+                tracing::error!(shard = self.config.number, %error, "tried again in a moment");
+                self.sealer.marks.push_front(mark);
+                self.sealer.retry_at_us = (now.monotonic_us + RETRY_US).max(1);
                 return;
             }
         };
+        self.sealer.retry_at_us = 0;
         install(&queues, &touched, &mut self.queues);
         let sealed = self.sealer.sealed;
-        self.keys.drain(..((mark.keys - sealed.keys) as usize).min(self.keys.len()));
-        self.events.drain(..((mark.events - sealed.events) as usize).min(self.events.len()));
+        self.keys
+            .drain(..((mark.keys - sealed.keys) as usize).min(self.keys.len()));
+        self.events
+            .drain(..((mark.events - sealed.events) as usize).min(self.events.len()));
         self.units.free_to(mark.sequence);
         self.sealer.sealed = mark;
         self.runs.insert(meta.start, Run { meta, file, path });

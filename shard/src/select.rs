@@ -76,7 +76,10 @@ impl Shard {
     /// Oldest kept and one past the newest readable offset of a queue.
     #[must_use]
     pub fn bounds(&self, queue: QueueIndex) -> Option<(u64, u64)> {
-        self.queues.get(queue).filter(|q| !q.removed).map(|q| (q.min_offset, q.readable))
+        self.queues
+            .get(queue)
+            .filter(|q| !q.removed)
+            .map(|q| (q.min_offset, q.readable))
     }
 
     /// Chooses the units of a pull. `codes` are the tag hashes wanted, `None` for all; `scratch`
@@ -96,7 +99,11 @@ impl Shard {
             return Selection::NoQueue;
         };
         if queue.readable == 0 || queue.readable == queue.min_offset {
-            return if offset == queue.readable as i64 { Selection::AtEnd } else { Selection::Empty };
+            return if offset == queue.readable as i64 {
+                Selection::AtEnd
+            } else {
+                Selection::Empty
+            };
         }
         if offset < queue.min_offset as i64 {
             return Selection::TooSmall;
@@ -116,7 +123,10 @@ impl Shard {
             Some(_) => SCAN_UNITS_MAX.max(limits.messages_max as u64),
         };
         let last = queue.readable.min(offset.saturating_add(wanted.max(1))) - 1;
-        if !self.units.collect(self.newest_slot(index), offset, last, scratch) {
+        if !self
+            .units
+            .collect(self.newest_slot(index), offset, last, scratch)
+        {
             return Selection::OnDisk;
         }
         let next_offset = choose(scratch, offset, codes, limits, out);
@@ -166,7 +176,11 @@ impl Shard {
         };
         if ring_first < end {
             let first_time = time_at(ring_first)?;
-            let answer_in_ring = if lower { timestamp > first_time } else { timestamp >= first_time };
+            let answer_in_ring = if lower {
+                timestamp > first_time
+            } else {
+                timestamp >= first_time
+            };
             if answer_in_ring || ring_first == min {
                 return self.bisect(ring_first, end, timestamp, lower, &time_at);
             }
@@ -187,7 +201,11 @@ impl Shard {
         while low < high {
             let middle = low + (high - low) / 2;
             let time = time_at(middle)?;
-            if if lower { time < timestamp } else { time <= timestamp } {
+            if if lower {
+                time < timestamp
+            } else {
+                time <= timestamp
+            } {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -199,19 +217,25 @@ impl Shard {
     /// Whether the write buffer still holds the oldest message of a queue.
     #[must_use]
     pub fn holds_first_in_memory(&self, index: QueueIndex) -> bool {
-        let Some(queue) = self.queues.get(index) else { return false };
+        let Some(queue) = self.queues.get(index) else {
+            return false;
+        };
         if queue.ring_first_offset > queue.min_offset || queue.readable == queue.min_offset {
             return false;
         }
         let first = self.units.seek(queue.last_sequence, queue.min_offset);
-        let unit = first.and_then(|sequence| self.units.get(sequence)).map(|slot| slot.unit);
+        let unit = first
+            .and_then(|sequence| self.units.get(sequence))
+            .map(|slot| slot.unit);
         unit.is_some_and(|unit| self.all_in_ring(&[unit]))
     }
 
     /// Store time of the oldest message of a queue in milliseconds, -1 without one.
     #[must_use]
     pub fn first_store_timestamp(&self, index: QueueIndex) -> i64 {
-        let Some(queue) = self.queues.get(index) else { return -1 };
+        let Some(queue) = self.queues.get(index) else {
+            return -1;
+        };
         if queue.readable == queue.min_offset {
             return -1;
         }
@@ -219,7 +243,9 @@ impl Shard {
             return extent.first_timestamp;
         }
         let first = self.units.seek(queue.last_sequence, queue.min_offset);
-        first.and_then(|at| self.units.get(at)).map_or(-1, |slot| slot.unit.store_timestamp)
+        first
+            .and_then(|at| self.units.get(at))
+            .map_or(-1, |slot| slot.unit.store_timestamp)
     }
 
     /// Store time of a message in milliseconds, if memory tells it.
@@ -230,7 +256,11 @@ impl Shard {
             // Between the ends of an extent the time is not exact; its end is close enough for
             // the reports that ask.
             let last = offset + 1 == extent.end_offset();
-            return Some(if last { extent.last_timestamp } else { extent.first_timestamp });
+            return Some(if last {
+                extent.last_timestamp
+            } else {
+                extent.first_timestamp
+            });
         }
         let at = self.units.seek(queue.last_sequence, offset)?;
         Some(self.units.get(at)?.unit.store_timestamp)
@@ -242,6 +272,8 @@ impl Shard {
         if let Some(run) = self.runs.values().find(|run| run.meta.unit_count > 0) {
             return run.meta.first_timestamp;
         }
-        self.units.get(self.units.freed()).map_or(-1, |slot| slot.unit.store_timestamp)
+        self.units
+            .get(self.units.freed())
+            .map_or(-1, |slot| slot.unit.store_timestamp)
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use wire::message::{RecordFields, properties};
+use wire::message::{RecordError, RecordFields, properties};
 
 use crate::address;
 use crate::cold::ColdReads;
@@ -22,6 +22,7 @@ use crate::log::Log;
 use crate::offsets::OffsetTable;
 use crate::parked::Parked;
 use crate::queue::{QueueIndex, QueueTable};
+use crate::rebuild::Rebuilds;
 use crate::run::{KeyEntry, RunMeta, key_hash};
 use crate::runtime::{Completion, Driver, FileId, Now};
 use crate::seal::Sealer;
@@ -31,6 +32,8 @@ use crate::units::{NO_SEQUENCE, Unit, UnitRing};
 pub const KEYS_PER_MESSAGE_MAX: usize = 64;
 /// Keys not yet in a run that one shard holds.
 pub const KEYS_HELD_MAX: usize = 1 << 20;
+/// Woken pulls that fit without growing.
+const OUTBOX_RESERVED: usize = 1024;
 
 /// Bit position of the shard's number within its core in a driver token.
 pub const TOKEN_SHARD_SHIFT: u32 = 48;
@@ -47,6 +50,8 @@ pub(crate) enum TokenKind {
     Run = 4,
     Discard = 5,
     Space = 6,
+    Retire = 7,
+    Rebuild = 8,
 }
 
 /// Fixed properties of a shard.
@@ -104,6 +109,34 @@ pub struct NewMessage<'a> {
     pub unique_key: Option<&'a [u8]>,
     /// Other keys separated by spaces, for the index.
     pub keys: Option<&'a [u8]>,
+}
+
+impl<'a> NewMessage<'a> {
+    /// The record of this message in its queue; its physical offset is still missing.
+    fn fields(
+        &self,
+        topic: &'a str,
+        (queue_id, queue_offset): (i32, u64),
+        store_timestamp: i64,
+        store_host: SocketAddr,
+    ) -> RecordFields<'a> {
+        RecordFields {
+            queue_id,
+            flag: self.flag,
+            queue_offset: queue_offset as i64,
+            physical_offset: 0,
+            sys_flag: self.sys_flag,
+            born_timestamp: self.born_timestamp,
+            born_host: self.born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times: self.reconsume_times,
+            prepared_transaction_offset: self.prepared_transaction_offset,
+            body: self.body,
+            topic: topic.as_bytes(),
+            properties: self.properties,
+        }
+    }
 }
 
 /// Where a message went.
@@ -167,6 +200,12 @@ pub struct Shard {
     pub(crate) preparing: Option<(u64, bool)>,
     pub(crate) zero_next: Option<u64>,
     pub(crate) discards_in_flight: usize,
+    pub(crate) rebuilds: Rebuilds,
+    /// Dropped segments whose names are being taken out of the row.
+    pub(crate) retiring: Vec<PathBuf>,
+    /// Retention that waits for the ends it noted down: drop before the first position once the
+    /// log is synced to the second.
+    pub(crate) dropping: Option<(u64, u64)>,
     pub(crate) disk_used_percent: u32,
     pub(crate) space_checked_us: u64,
     pub(crate) space_pending: bool,
@@ -191,6 +230,35 @@ pub(crate) struct ShardParts {
     pub(crate) last_store_timestamp: i64,
 }
 
+/// Takes the keys of a message into the index.
+fn index_keys(keys: &mut VecDeque<KeyEntry>, topic: &[u8], message: &NewMessage<'_>, at: i64) {
+    let words = message.keys.into_iter();
+    let words = words.flat_map(|keys| keys.split(|byte| *byte == b' '));
+    let words = words.filter(|word| !word.is_empty());
+    for key in message
+        .unique_key
+        .into_iter()
+        .chain(words.take(KEYS_PER_MESSAGE_MAX))
+    {
+        keys.push_back((key_hash(topic, key), at));
+    }
+}
+
+fn too_long(error: &RecordError, bytes: usize) -> Refusal {
+    match error {
+        RecordError::TooLong {
+            bytes, bytes_max, ..
+        } => Refusal::TooLarge {
+            bytes: *bytes as u64,
+            bound: *bytes_max as u64,
+        },
+        _ => Refusal::TooLarge {
+            bytes: bytes as u64,
+            bound: u64::from(u32::MAX >> 1),
+        },
+    }
+}
+
 impl Shard {
     pub(crate) fn assemble(parts: ShardParts) -> Self {
         Self {
@@ -205,12 +273,15 @@ impl Shard {
             events: parts.events,
             runs: parts.runs,
             sealer: parts.sealer,
-            woken: Vec::new(),
+            woken: Vec::with_capacity(OUTBOX_RESERVED),
             cold: ColdReads::default(),
             recycled: Vec::new(),
             preparing: None,
             zero_next: None,
             discards_in_flight: 0,
+            rebuilds: Rebuilds::default(),
+            retiring: Vec::new(),
+            dropping: None,
             disk_used_percent: 0,
             space_checked_us: 0,
             space_pending: false,
@@ -272,9 +343,17 @@ impl Shard {
         self.check_disk().err().map(|refusal| refusal.to_string())
     }
 
-    /// Index of a queue, created empty if need be.
+    /// Index of a queue, created empty if need be; `None` at the bound, and for the topic of
+    /// internal records, which has no queues.
     pub fn open_queue(&mut self, topic: &str, queue_id: i32) -> Option<QueueIndex> {
-        self.queues.open(topic, queue_id)
+        if topic == EVENT_TOPIC {
+            return None;
+        }
+        let known = self.queues.find(topic, queue_id);
+        if known.is_none() {
+            self.offsets.clamp_new(topic, queue_id);
+        }
+        known.or_else(|| self.queues.open(topic, queue_id))
     }
 
     pub(crate) fn token(&self, kind: TokenKind, number: u64) -> u64 {
@@ -297,7 +376,9 @@ impl Shard {
     pub fn check_room(&self, count: u64, bytes: u64, now: Now) -> Result<(), Refusal> {
         self.check_disk()?;
         if self.stopping {
-            return Err(Refusal::Stopping { shard: self.config.number });
+            return Err(Refusal::Stopping {
+                shard: self.config.number,
+            });
         }
         if !self.units.has_room(count) || self.keys.len() >= KEYS_HELD_MAX {
             return Err(Refusal::UnitsFull {
@@ -321,34 +402,30 @@ impl Shard {
     fn append_checked(&mut self, now: Now, message: &NewMessage<'_>) -> Result<Appended, Refusal> {
         self.check_room(1, 0, now)?;
         let shard = self.config.number;
-        let Some(queue) = self.queues.get_mut(message.queue) else {
-            return Err(Refusal::Stopping { shard });
+        let queue = self.queues.get_mut(message.queue);
+        let Some(queue) = queue.filter(|queue| !queue.removed) else {
+            return Err(Refusal::NoQueue { shard });
         };
         let store_timestamp = now.wall_ms.max(self.last_store_timestamp);
-        let mut fields = RecordFields {
-            queue_id: queue.queue_id,
-            flag: message.flag,
-            queue_offset: queue.next_offset as i64,
-            physical_offset: 0,
-            sys_flag: message.sys_flag,
-            born_timestamp: message.born_timestamp,
-            born_host: message.born_host,
-            store_timestamp,
-            store_host: self.config.store_host,
-            reconsume_times: message.reconsume_times,
-            prepared_transaction_offset: message.prepared_transaction_offset,
-            body: message.body,
-            topic: queue.topic.as_bytes(),
-            properties: message.properties,
-        };
+        let place = (queue.queue_id, queue.next_offset);
+        let host = self.config.store_host;
+        let mut fields = message.fields(&queue.topic, place, store_timestamp, host);
         let len = fields.encoded_len();
         let segment_before = self.log.segments_opened();
         let position = self.log.reserve(len as u64, now)?;
+        if segment_before != self.log.segments_opened() {
+            // A run must not span two segments, whatever becomes of this record.
+            self.sealer.mark(
+                self.units.appended(),
+                position,
+                self.keys.len(),
+                self.events.len(),
+            );
+        }
         fields.physical_offset = address::physical(shard, position);
         let target = self.log.reserved(position, len);
-        if fields.encode(target).is_err() {
-            let bound = u64::from(u32::MAX >> 1);
-            return Err(Refusal::TooLarge { bytes: len as u64, bound });
+        if let Err(error) = fields.encode(target) {
+            return Err(too_long(&error, len));
         }
         let crc = crc32fast::hash(target);
         let end = position + len as u64;
@@ -359,33 +436,28 @@ impl Shard {
             size: len as u32,
             crc,
         };
-        if segment_before != self.log.segments_opened() {
-            self.sealer.mark(self.units.appended(), position, self.keys.len(), self.events.len());
-        }
         let queue_offset = queue.next_offset;
         let last = queue.last_sequence;
-        queue.last_sequence = self.units.append(unit, message.queue, queue_offset, end, last);
+        queue.last_sequence = self
+            .units
+            .append(unit, message.queue, queue_offset, end, last);
         queue.next_offset += 1;
-        if let Some(key) = message.unique_key {
-            self.keys.push_back((key_hash(fields.topic, key), fields.physical_offset));
-        }
-        if let Some(keys) = message.keys {
-            let words = keys.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
-            for key in words.take(KEYS_PER_MESSAGE_MAX) {
-                self.keys.push_back((key_hash(fields.topic, key), fields.physical_offset));
-            }
-        }
-        self.log.publish(len as u64, now);
+        index_keys(
+            &mut self.keys,
+            fields.topic,
+            message,
+            fields.physical_offset,
+        );
+        self.log.publish(len as u64, crc, now);
         self.last_store_timestamp = store_timestamp;
         self.counters.put_messages += 1;
         self.counters.put_bytes += len as u64;
-        let appended = Appended {
-            physical_offset: fields.physical_offset,
+        Ok(Appended {
+            physical_offset: unit.physical_offset,
             queue_offset: queue_offset as i64,
             end,
             store_timestamp,
-        };
-        Ok(appended)
+        })
     }
 
     /// Appends an internal record; returns the position that must be reached before it is durable.
@@ -417,17 +489,26 @@ impl Shard {
         };
         let len = fields.encoded_len();
         let segment_before = self.log.segments_opened();
-        let position = self.log.reserve(len as u64, now)?;
-        let fields =
-            RecordFields { physical_offset: address::physical(self.config.number, position), ..fields };
-        if fields.encode(self.log.reserved(position, len)).is_err() {
-            return Err(Refusal::TooLarge { bytes: len as u64, bound: 0 });
-        }
+        let position = self.log.reserve_internal(len as u64, now)?;
         if segment_before != self.log.segments_opened() {
-            self.sealer.mark(self.units.appended(), position, self.keys.len(), self.events.len());
+            self.sealer.mark(
+                self.units.appended(),
+                position,
+                self.keys.len(),
+                self.events.len(),
+            );
         }
+        let fields = RecordFields {
+            physical_offset: address::physical(self.config.number, position),
+            ..fields
+        };
+        let target = self.log.reserved(position, len);
+        if let Err(error) = fields.encode(target) {
+            return Err(too_long(&error, len));
+        }
+        let crc = crc32fast::hash(target);
         self.events.push_back((position, bytes.to_vec()));
-        self.log.publish(len as u64, now);
+        self.log.publish(len as u64, crc, now);
         Ok(position + len as u64)
     }
 
@@ -441,9 +522,15 @@ impl Shard {
         queue_id: i32,
         offset: i64,
     ) -> Result<u64, Refusal> {
-        let known = self.offsets.get(topic, group, queue_id).map(|entry| entry.offset);
-        if known == Some(offset) {
-            return Ok(0);
+        let Some(entry) = self.offsets.entry(topic, group, queue_id) else {
+            return Err(Refusal::OffsetsFull {
+                shard: self.config.number,
+                bound: crate::offsets::OFFSETS_MAX as u64,
+            });
+        };
+        if entry.offset == offset {
+            // An answer may not run ahead of the commit that it repeats.
+            return Ok(entry.position);
         }
         let mut bytes = std::mem::take(&mut self.event_scratch);
         bytes.clear();
@@ -484,8 +571,14 @@ impl Shard {
 
     /// Removes the queues of a topic and the offsets on it.
     pub fn remove_topic(&mut self, now: Now, topic: &str) -> Result<u64, Refusal> {
-        let end = self.append_event(now, &Event::TopicRemoved { topic: topic.to_owned() })?;
-        for index in self.queues.remove_topic(topic) {
+        let end = self.append_event(
+            now,
+            &Event::TopicRemoved {
+                topic: topic.to_owned(),
+            },
+        )?;
+        self.delay.note_removed(topic, end);
+        for index in self.queues.remove_topic(topic, end) {
             self.parked.wake(&mut self.queues, index, &mut self.woken);
         }
         self.offsets.remove_topic(topic);
@@ -494,7 +587,12 @@ impl Shard {
 
     /// Removes the offsets of a group.
     pub fn remove_group(&mut self, now: Now, group: &str) -> Result<u64, Refusal> {
-        let end = self.append_event(now, &Event::GroupRemoved { group: group.to_owned() })?;
+        let end = self.append_event(
+            now,
+            &Event::GroupRemoved {
+                group: group.to_owned(),
+            },
+        )?;
         self.offsets.remove_group(group);
         Ok(end)
     }
@@ -518,12 +616,15 @@ impl Shard {
     pub fn dispatch(&mut self) {
         let watermark = self.log.watermark();
         while let Some(slot) = self.units.dispatch_next(watermark) {
-            let Some(queue) = self.queues.get_mut(slot.queue) else { continue };
+            let Some(queue) = self.queues.get_mut(slot.queue) else {
+                continue;
+            };
             queue.readable = slot.queue_offset + 1;
             queue.last_store_timestamp = slot.unit.store_timestamp;
             let waiting = queue.parked_head != u32::MAX;
             if waiting {
-                self.parked.wake(&mut self.queues, slot.queue, &mut self.woken);
+                self.parked
+                    .wake(&mut self.queues, slot.queue, &mut self.woken);
             }
         }
     }
@@ -535,6 +636,8 @@ impl Shard {
         self.log.pump(now, driver, base);
         self.dispatch();
         self.seal_step(now, driver);
+        self.retention_step(driver);
+        self.rebuild_step(now, driver);
         self.maintain(now, driver);
         self.run_cold_jobs(driver);
     }
@@ -542,12 +645,16 @@ impl Shard {
     /// When [`Shard::turn`] wants to run again at the latest, in monotonic microseconds.
     #[must_use]
     pub fn deadline_us(&self, now: Now) -> Option<u64> {
-        let work = self.sealer.is_working().then_some(now.monotonic_us);
+        let work = self.seal_deadline_us(now);
         let retry = self.cold_wants_retry().then_some(now.monotonic_us + 1000);
+        let rebuild = self.rebuilds.deadline_us(now);
         let space = Some(self.space_checked_us + crate::maintain::SPACE_CHECK_US);
         let log = self.log.deadline_us();
         let delay = self.delay_deadline_us(now);
-        [work, retry, space, log, delay].into_iter().flatten().min()
+        [work, retry, rebuild, space, log, delay]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Takes a completion whose token belongs to this shard; gives others back.
@@ -592,7 +699,10 @@ impl Shard {
     /// Whether everything is on disk after [`Shard::stop`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        let sealed = self.sealer.sealed_to() >= self.log.tail() || self.log.poison().is_some();
+        // Runs that cannot be written are no reason to stay: they are made again at the next start.
+        let sealed = self.sealer.sealed_to() >= self.log.tail()
+            || self.log.poison().is_some()
+            || self.sealer.is_failing();
         self.log.is_drained() && sealed && self.discards_in_flight == 0
     }
 
@@ -601,7 +711,8 @@ impl Shard {
         self.log.remove_buffer();
     }
 
-    pub(crate) fn tag_and_keys<'a>(stored: &'a [u8]) -> (i64, Option<&'a [u8]>, Option<&'a [u8]>) {
+    /// Tag hash, unique key and other keys of stored properties.
+    pub(crate) fn tag_and_keys(stored: &[u8]) -> (i64, Option<&[u8]>, Option<&[u8]>) {
         let tags = properties::get_str(stored, properties::TAGS);
         let code = wire::message::tags::tags_code(tags);
         let unique = properties::get(stored, properties::UNIQ_KEY);
@@ -610,6 +721,8 @@ impl Shard {
 
     /// The newest slot of a queue, if its units are in the ring.
     pub(crate) fn newest_slot(&self, queue: QueueIndex) -> u64 {
-        self.queues.get(queue).map_or(NO_SEQUENCE, |queue| queue.last_sequence)
+        self.queues
+            .get(queue)
+            .map_or(NO_SEQUENCE, |queue| queue.last_sequence)
     }
 }

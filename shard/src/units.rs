@@ -72,7 +72,13 @@ pub struct Slot {
 }
 
 const EMPTY: Slot = Slot {
-    unit: Unit { physical_offset: 0, tags_code: 0, store_timestamp: 0, size: 0, crc: 0 },
+    unit: Unit {
+        physical_offset: 0,
+        tags_code: 0,
+        store_timestamp: 0,
+        size: 0,
+        crc: 0,
+    },
     queue_offset: 0,
     end: 0,
     previous: NO_SEQUENCE,
@@ -95,7 +101,13 @@ impl UnitRing {
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.next_power_of_two().max(64);
         let slots = vec![EMPTY; capacity].into_boxed_slice();
-        Self { mask: capacity as u64 - 1, slots, appended: 0, dispatched: 0, freed: 0 }
+        Self {
+            mask: capacity as u64 - 1,
+            slots,
+            appended: 0,
+            dispatched: 0,
+            freed: 0,
+        }
     }
 
     /// Slots the ring has.
@@ -139,17 +151,35 @@ impl UnitRing {
 
     /// Appends a slot. `last` is the newest slot of the same queue. Returns its sequence; the
     /// caller has checked [`UnitRing::has_room`].
-    pub fn append(&mut self, unit: Unit, queue: u32, queue_offset: u64, end: u64, last: u64) -> u64 {
+    pub fn append(
+        &mut self,
+        unit: Unit,
+        queue: u32,
+        queue_offset: u64,
+        end: u64,
+        last: u64,
+    ) -> u64 {
         debug_assert!(self.has_room(1));
         let skip = match self.get(last) {
             Some(slot) if slot.queue_offset.is_multiple_of(SKIP_OFFSETS) => last,
             Some(slot) => slot.skip,
             None => NO_SEQUENCE,
         };
-        let previous = if last != NO_SEQUENCE && last >= self.freed { last } else { NO_SEQUENCE };
+        let previous = if last != NO_SEQUENCE && last >= self.freed {
+            last
+        } else {
+            NO_SEQUENCE
+        };
         let sequence = self.appended;
         if let Some(slot) = self.slots.get_mut((sequence & self.mask) as usize) {
-            *slot = Slot { unit, queue_offset, end, previous, skip, queue };
+            *slot = Slot {
+                unit,
+                queue_offset,
+                end,
+                previous,
+                skip,
+                queue,
+            };
         }
         self.appended += 1;
         sequence
@@ -194,10 +224,14 @@ impl UnitRing {
     /// Collects the units of offsets `first ..= last` (both held) into `out` in offset order.
     /// `from` is a slot of the same queue at or above `last`.
     pub fn collect(&self, from: u64, first: u64, last: u64, out: &mut Vec<Unit>) -> bool {
-        let Some(mut sequence) = self.seek(from, last) else { return false };
+        let Some(mut sequence) = self.seek(from, last) else {
+            return false;
+        };
         let start = out.len();
         loop {
-            let Some(slot) = self.get(sequence) else { return false };
+            let Some(slot) = self.get(sequence) else {
+                return false;
+            };
             out.push(slot.unit);
             if slot.queue_offset == first {
                 break;
@@ -216,7 +250,13 @@ mod tests {
     use super::*;
 
     fn unit(n: i64) -> Unit {
-        Unit { physical_offset: n, tags_code: n * 3, store_timestamp: n, size: 100, crc: 7 }
+        Unit {
+            physical_offset: n,
+            tags_code: n * 3,
+            store_timestamp: n,
+            size: 100,
+            crc: 7,
+        }
     }
 
     #[test]
@@ -235,8 +275,13 @@ mod tests {
         let mut next = [0u64; 3];
         for i in 0..4000u64 {
             let queue = (i * i % 3) as usize;
-            let sequence =
-                ring.append(unit(i as i64), queue as u32, next[queue], i + 1, last[queue]);
+            let sequence = ring.append(
+                unit(i as i64),
+                queue as u32,
+                next[queue],
+                i + 1,
+                last[queue],
+            );
             last[queue] = sequence;
             next[queue] += 1;
         }

@@ -174,4 +174,10 @@ pub struct InspectArgs {
     /// Print a line for each record
     #[arg(long)]
     pub records: bool,
+    /// Directory of write buffers that outlive the process (/dev/shm)
+    #[arg(long, value_name = "DIR")]
+    pub buffer_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }

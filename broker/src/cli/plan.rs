@@ -122,6 +122,7 @@ impl Settings {
             "--broker-port",
         );
         let config = Config::load(&sources, host)?;
+        config.check_promises()?;
         let names = config.store_path_root.as_path().join("namesrv");
         let port = args.namesrv_port.to_string();
         let namesrv = Sources {
@@ -156,8 +157,10 @@ impl Settings {
         if let (None, Some(data)) = (&sources.file, &args.data) {
             sources.stored = Some(data.join("config").join(STORED_NAME));
         }
+        let config = Config::load(&sources, host)?;
+        config.check_promises()?;
         Ok(Self {
-            config: Config::load(&sources, host)?,
+            config,
             namesrv: None,
             broker: true,
         })

@@ -304,7 +304,7 @@ settings_table! {
         |size| sized(size.0, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX, 2 << 20);
     /// Where the write buffers lie that outlive the process.
     "pinion.bufferDir" => buffer_dir: BufferDir = BufferDir::Auto, Fixed;
-    /// Buffers of each shard for reads of older data.
+    /// Buffers of each core for reads of older data.
     "pinion.coldBytes" => cold_bytes: Bytes = Bytes(16 << 20), Fixed, |size| {
         let fits = (1 << 20..=BUFFER_BYTES_MAX).contains(&size.0) && size.0.is_multiple_of(4_096);
         if fits { Ok(()) } else { Err("a multiple of 4096 from 1MiB to 16GiB".to_owned()) }
@@ -319,22 +319,12 @@ settings_table! {
     "pinion.logPort" => log_port: LogPort = LogPort::Auto, Fixed;
     /// Spinning before a core sleeps.
     "pinion.spinUs" => spin_us: u64 = 0, Start, |us| within(*us, 0, SPIN_US_MAX);
-    /// Largest group of one log write.
-    "pinion.groupBytesMax" => group_bytes_max: Bytes = Bytes(256 << 10), Start,
-        |size| sized(size.0, 4_096, 4 << 20, 4_096);
-    /// Log writes in flight at once.
-    "pinion.writesMax" => writes_max: u32 = 4, Start, |n| within(u64::from(*n), 1, 64);
-    /// Segments prepared ahead for each shard.
-    "pinion.segmentsAhead" => segments_ahead: u32 = 1, Start, |n| within(u64::from(*n), 0, 16);
     /// Connections at once.
     "pinion.connectionsMax" => connections_max: u32 = 20_000, Start,
         |n| within(u64::from(*n), 1, 10_000_000);
     /// Parked pulls at once.
     "pinion.parkedPullsMax" => parked_pulls_max: u32 = 200_000, Start,
         |n| within(u64::from(*n), 1, 100_000_000);
-    /// Bytes of one connection that wait for an answer.
-    "pinion.inFlightBytesMax" => in_flight_bytes_max: Bytes = Bytes(32 << 20), Start,
-        |size| within(size.0, 1 << 20, 1 << 32);
     /// Largest frame.
     "pinion.frameBytesMax" => frame_bytes_max: Bytes = Bytes(FRAME_BYTES_MAX), Start,
         |size| within(size.0, 4_096, FRAME_BYTES_MAX);

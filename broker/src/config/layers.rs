@@ -128,7 +128,7 @@ pub struct Layered<T: Table> {
     origins: BTreeMap<&'static str, Origin>,
     /// Keys that mean nothing here, known from Java or unknown, kept for showing.
     others: BTreeMap<String, String>,
-    notes: Vec<String>,
+    pub(super) notes: Vec<String>,
     file: Option<PathBuf>,
     stored: Option<PathBuf>,
 }

@@ -10,6 +10,7 @@ mod broker_keys;
 mod java_only;
 mod layers;
 mod namesrv_keys;
+mod not_yet;
 pub mod properties;
 mod resolve;
 pub mod table;

@@ -69,6 +69,8 @@ impl Config {
         config.complete_names(host);
         config.complete_ports();
         config.complete_cores(host)?;
+        let without_effect = config.note_without_effect();
+        config.notes.extend(without_effect);
         Ok(config)
     }
 

@@ -441,3 +441,41 @@ fn name_server_settings_have_their_own_table() {
     config.update_all("orderMessageEnable=true").unwrap();
     assert!(config.order_message);
 }
+
+#[test]
+fn a_promise_this_version_cannot_keep_stops_the_start_with_its_line() {
+    let asked = [
+        ("aclEnable", "true", "access control"),
+        ("authenticationEnabled", "true", "access control"),
+        ("authorizationEnabled", "true", "access control"),
+        ("tls.server.mode", "enforcing", "TLS"),
+        ("brokerRole", "SLAVE", "replication"),
+        ("inSyncReplicas", "2", "replication"),
+        ("allAckInSyncStateSet", "true", "replication"),
+        ("enableControllerMode", "true", "a controller"),
+    ];
+    for (key, value, what) in asked {
+        let config = from_file("promise", &format!("brokerName=a\n{key}={value}\n")).unwrap();
+        let words = config.check_promises().unwrap_err().to_string();
+        assert!(
+            words.contains("line 2") && words.contains(key) && words.contains(what),
+            "{words}"
+        );
+    }
+    let config = from_file("promise", "brokerRole=SYNC_MASTER\naclEnable=false\n").unwrap();
+    assert_eq!(
+        config.check_promises().map_err(|error| error.to_string()),
+        Ok(())
+    );
+}
+
+#[test]
+fn settings_without_effect_are_named_once() {
+    let config = from_file("effect", "messageIndexEnable=false\nslaveReadEnable=true\n").unwrap();
+    let notes = config.notes();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(
+        notes[0].contains("slaveReadEnable, messageIndexEnable"),
+        "{notes:?}"
+    );
+}

@@ -7,6 +7,7 @@ use super::facts::Facts;
 use super::kernel_text as text;
 use crate::config::Config;
 use crate::config::value::{BufferDir, Bytes, CoreList, Need};
+use shard::maintain::{READY_BYTES, READY_SEGMENTS_MAX};
 
 /// Oldest kernel with everything the runtime asks of a ring.
 pub const KERNEL_MIN: (u32, u32) = (6, 1);
@@ -397,10 +398,8 @@ fn file_system(facts: &Facts) -> Check {
 }
 
 fn disk_space(config: &Config, facts: &Facts) -> Check {
-    let each = config
-        .segment_bytes
-        .0
-        .saturating_mul(1 + u64::from(config.segments_ahead));
+    let ahead = (READY_BYTES / config.segment_bytes.0.max(1)).clamp(1, READY_SEGMENTS_MAX);
+    let each = config.segment_bytes.0.saturating_mul(1 + ahead);
     let bytes = each.saturating_mul(config.shards);
     let need = format!(
         "{} for the first segments of {} shards (mappedFileSizeCommitLog={})",

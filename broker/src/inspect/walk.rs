@@ -1,22 +1,22 @@
 //! The walk: segments in order, records in order, and what lies between them.
 //!
-//! Invariant: a record counts only when it says itself that it stands where it was found and its
-//! body passes its checksum; everything else is a problem with file and position, or the end of the
-//! log.
+//! Invariant: a record counts only when it says itself that it stands where it was found, its body
+//! passes its checksum and, where a run knows it, all of it does; everything else is a problem with
+//! file and position, the end of the log, or what a killed process leaves behind its end.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use shard::address;
+use shard::event::{EVENT_TOPIC, Event};
+use shard::mark;
 use wire::message::{MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordView, peek_len};
 
-use super::PROBLEMS_SHOWN_MAX;
-
-/// Bytes read at once.
-const WINDOW_BYTES: usize = 4 << 20;
+use super::buffers::Found as FoundBuffer;
+use super::runs::RunChain;
+use super::window::{WINDOW_BYTES, Window};
+use super::{PROBLEMS_SHOWN_MAX, StoreFacts};
 
 /// Largest record that is believed; larger ones cannot have come in by a frame.
 const RECORD_BYTES_MAX: u64 = 64 << 20;
@@ -67,6 +67,23 @@ pub struct QueueReport {
     pub records: u64,
     /// Places where the next offset was not the one expected.
     pub jumps: u64,
+    /// Whether the topic was removed behind the last record, so that offsets begin again.
+    pub removed: bool,
+}
+
+/// Internal records of a shard.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EventReport {
+    /// Consumer offsets committed.
+    pub offsets: u64,
+    /// Progress of delay levels.
+    pub delay_progress: u64,
+    /// Topics and groups removed.
+    pub removals: u64,
+    /// Checksums over the records in front of them.
+    pub end_marks: u64,
+    /// Ends of queues noted down by retention.
+    pub queue_ends: u64,
 }
 
 /// What was found in a shard.
@@ -90,6 +107,18 @@ pub struct ShardReport {
     pub end_reason: String,
     /// Queues by topic and id.
     pub queues: BTreeMap<(String, i32), QueueReport>,
+    /// Internal records.
+    pub events: EventReport,
+    /// Records checked whole, against the checksum in their run.
+    pub checked_by_run: u64,
+    /// Records checked whole, by the end mark behind them.
+    pub checked_by_mark: u64,
+    /// Run files.
+    pub runs: RunChain,
+    /// Position up to which runs cover the log.
+    pub covered_to: u64,
+    /// What a start would repair, and what it would leave out.
+    pub notes: Vec<String>,
     /// The first problems.
     pub problems: Vec<String>,
     /// How many there are.
@@ -97,7 +126,8 @@ pub struct ShardReport {
 }
 
 impl ShardReport {
-    fn problem(&mut self, words: String) {
+    /// Adds a problem.
+    pub fn problem(&mut self, words: String) {
         self.problem_count += 1;
         if self.problems.len() < PROBLEMS_SHOWN_MAX {
             self.problems.push(words);
@@ -109,7 +139,12 @@ impl ShardReport {
 ///
 /// # Errors
 /// When the directory or a segment cannot be read at all.
-pub fn walk(dir: &Path, filter: &Filter, mut each: EachRecord<'_>) -> io::Result<Vec<ShardReport>> {
+pub fn walk(
+    dir: &Path,
+    facts: &StoreFacts,
+    filter: &Filter,
+    mut each: EachRecord<'_>,
+) -> io::Result<Vec<ShardReport>> {
     let mut shards: BTreeMap<u16, Vec<(u64, PathBuf, u64)>> = BTreeMap::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -128,9 +163,10 @@ pub fn walk(dir: &Path, filter: &Filter, mut each: EachRecord<'_>) -> io::Result
     let mut reports = Vec::new();
     for (shard, mut files) in shards {
         files.sort();
-        let mut walker = Walker::new(shard, filter, &files);
-        for (start, path, bytes) in files {
-            walker.segment(start, &path, bytes, &mut each)?;
+        let mut walker = Walker::new(shard, facts, filter, &files)?;
+        let last = files.len().saturating_sub(1);
+        for (number, (start, path, bytes)) in files.into_iter().enumerate() {
+            walker.segment((start, &path, bytes), number == last, &mut each)?;
         }
         reports.push(walker.finish());
     }
@@ -139,11 +175,18 @@ pub fn walk(dir: &Path, filter: &Filter, mut each: EachRecord<'_>) -> io::Result
 
 struct Walker<'a> {
     report: ShardReport,
+    facts: &'a StoreFacts,
     filter: &'a Filter,
     /// Where the next segment must start.
     expected_start: Option<u64>,
     /// Where the log ended, as long as nothing was found behind it.
     ended: Option<(u64, String)>,
+    /// Position and checksum of the records since the last end mark.
+    span: Vec<(u64, u32)>,
+    /// Problems there were when the span began.
+    span_problems: usize,
+    /// Set when what lies behind the end is left from a killed process.
+    stopped: bool,
 }
 
 /// What stands at a position.
@@ -155,46 +198,48 @@ enum Found {
 }
 
 impl<'a> Walker<'a> {
-    fn new(shard: u16, filter: &'a Filter, files: &[(u64, PathBuf, u64)]) -> Self {
-        let segment_bytes = files.iter().map(|(_, _, bytes)| *bytes).max().unwrap_or(0);
+    fn new(
+        shard: u16,
+        facts: &'a StoreFacts,
+        filter: &'a Filter,
+        files: &[(u64, PathBuf, u64)],
+    ) -> io::Result<Self> {
+        let largest = files.iter().map(|(_, _, bytes)| *bytes).max().unwrap_or(0);
+        let segment_bytes = facts.segment_bytes.unwrap_or(largest);
+        let log_start = files.first().map_or(0, |(start, ..)| *start);
+        let runs = match &facts.run_dir {
+            Some(dir) => RunChain::open(dir, shard, log_start)?,
+            None => RunChain::default(),
+        };
         let report = ShardReport {
             shard,
             segment_bytes,
+            covered_to: runs.covered_to(log_start),
+            runs,
             ..ShardReport::default()
         };
-        Self {
+        Ok(Self {
             report,
+            facts,
             filter,
             expected_start: None,
             ended: None,
-        }
+            span: Vec::new(),
+            span_problems: 0,
+            stopped: false,
+        })
     }
 
     fn segment(
         &mut self,
-        start: u64,
-        path: &Path,
-        bytes: u64,
+        (start, path, bytes): (u64, &Path, u64),
+        is_last: bool,
         each: &mut EachRecord<'_>,
     ) -> io::Result<()> {
-        let shown = path.display();
-        if let Some(expected) = self.expected_start.filter(|expected| *expected != start) {
-            self.report.problem(format!(
-                "{shown}: begins at {start}, but the segment before it ends at {expected}"
-            ));
-        }
-        let segment_bytes = self.report.segment_bytes;
-        if bytes != segment_bytes {
-            self.report
-                .problem(format!("{shown}: {bytes} bytes instead of {segment_bytes}"));
-        }
-        self.expected_start = Some(start + segment_bytes);
-        let mut window = Window {
-            file: File::open(path)?,
-            bytes,
-            start: 0,
-            buffer: Vec::new(),
-        };
+        self.check_place(start, path, bytes, is_last);
+        let buffer = self.facts.buffer(self.report.shard);
+        let over = buffer.and_then(FoundBuffer::ours);
+        let mut window = Window::open(path, bytes, start, over)?;
         let mut segment = SegmentReport {
             path: path.to_owned(),
             start,
@@ -206,12 +251,16 @@ impl<'a> Walker<'a> {
         let mut at = 0;
         while at < bytes {
             match self.look(&mut window, start, at)? {
+                Found::Record(..) | Found::DamagedBody(..) if !self.goes_on(path, start, at) => {
+                    break;
+                }
                 Found::Record(len) => {
                     self.record(&mut window, &mut segment, at, len, each)?;
                     at += len;
                     segment.used = at;
                 }
                 Found::DamagedBody(len, reason) => {
+                    let shown = path.display();
                     self.report.problem(format!("{shown} at {at}: {reason}"));
                     at += len;
                     segment.used = at;
@@ -220,20 +269,9 @@ impl<'a> Walker<'a> {
                     at = bytes;
                     segment.used = at;
                 }
-                Found::End(reason) => match self.next_record(&mut window, start, at + 1)? {
-                    Some(next) => {
-                        self.report.problem(format!(
-                            "{shown} at {at}: {} bytes that are no record ({reason})",
-                            next - at
-                        ));
-                        at = next;
-                    }
-                    None => {
-                        if self.ended.is_none() {
-                            self.ended = Some((start + at, reason));
-                        }
-                        break;
-                    }
+                Found::End(reason) => match self.behind(&mut window, path, start, at, reason)? {
+                    Some(next) => at = next,
+                    None => break,
                 },
             }
         }
@@ -241,7 +279,93 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    fn look(&self, window: &mut Window, start: u64, at: u64) -> io::Result<Found> {
+    fn check_place(&mut self, start: u64, path: &Path, bytes: u64, is_last: bool) {
+        let shown = path.display();
+        if let Some(expected) = self.expected_start.filter(|expected| *expected != start) {
+            self.report.problem(format!(
+                "{shown}: begins at {start}, but the segment before it ends at {expected}"
+            ));
+        }
+        let segment_bytes = self.report.segment_bytes;
+        if bytes != segment_bytes {
+            let words = format!("{shown}: {bytes} bytes instead of {segment_bytes}");
+            if is_last && self.facts.is_unclean {
+                self.report
+                    .notes
+                    .push(format!("{words}; the next start repairs it"));
+            } else {
+                self.report.problem(words);
+            }
+        }
+        self.expected_start = Some(start + segment_bytes);
+    }
+
+    /// What lies behind a place that is no record: where to go on, or nothing when the log ends.
+    fn behind(
+        &mut self,
+        window: &mut Window<'_>,
+        path: &Path,
+        start: u64,
+        at: u64,
+        reason: String,
+    ) -> io::Result<Option<u64>> {
+        if let Some(next) = self.next_record(window, start, at + 1)? {
+            if self.ended.is_some() || self.stopped || !self.is_remnant(start + at, start + next) {
+                let (shown, bytes) = (path.display(), next - at);
+                self.report.problem(format!(
+                    "{shown} at {at}: {bytes} bytes that are no record ({reason})"
+                ));
+                return Ok(Some(next));
+            }
+            self.note_remnant(path, at, next, &reason);
+            self.stopped = true;
+        }
+        self.ended.get_or_insert((start + at, reason));
+        Ok(None)
+    }
+
+    /// Whether a record at `next` may be left from writes that were in flight at a kill, with the
+    /// log ending at `end`: then the next start clears it.
+    fn is_remnant(&self, end: u64, next: u64) -> bool {
+        let reach = self.facts.in_flight_bytes(self.report.shard);
+        self.facts.is_unclean && end >= self.report.covered_to && next <= end.saturating_add(reach)
+    }
+
+    fn note_remnant(&mut self, path: &Path, at: u64, next: u64, reason: &str) {
+        self.report.notes.push(format!(
+            "{} at {at}: the log ends here ({reason}); what stands behind it, from {next} on, \
+             was in flight when the process was killed, and the next start clears it",
+            path.display()
+        ));
+    }
+
+    /// Whether a record that was found counts: not when the log has ended before it and it is a
+    /// remnant.
+    fn goes_on(&mut self, path: &Path, start: u64, at: u64) -> bool {
+        if self.stopped {
+            return false;
+        }
+        let Some((end, reason)) = self.ended.take() else {
+            return true;
+        };
+        if self.is_remnant(end, start + at) {
+            self.report.notes.push(format!(
+                "{} at {at}: a record behind the end of the log, left from a kill; the next start \
+                 clears it",
+                path.display()
+            ));
+            self.stopped = true;
+            self.ended = Some((end, reason));
+            return false;
+        }
+        self.report.problem(format!(
+            "{} at {at}: a record, although the log ended at {end} ({reason})",
+            path.display()
+        ));
+        true
+    }
+
+    fn look(&self, window: &mut Window<'_>, start: u64, at: u64) -> io::Result<Found> {
         let left = self.report.segment_bytes.saturating_sub(at);
         let Some((size, magic)) = peek_len(window.get(at, 8)?) else {
             return Ok(Found::End("the file ends".to_owned()));
@@ -281,18 +405,12 @@ impl<'a> Walker<'a> {
 
     fn record(
         &mut self,
-        window: &mut Window,
+        window: &mut Window<'_>,
         segment: &mut SegmentReport,
         at: u64,
         len: u64,
         each: &mut EachRecord<'_>,
     ) -> io::Result<()> {
-        if let Some((end, reason)) = self.ended.take() {
-            let shown = segment.path.display();
-            self.report.problem(format!(
-                "{shown} at {at}: a record, although the log ended at {end} ({reason})"
-            ));
-        }
         let Ok(view) = RecordView::parse(window.get(at, len)?) else {
             return Ok(());
         };
@@ -303,7 +421,20 @@ impl<'a> Walker<'a> {
         self.report.end = physical.checked_add_unsigned(len);
         segment.records += 1;
         segment.last_store_timestamp = view.store_timestamp();
+        let place = format!("{} at {at}", segment.path.display());
+        let (position, crc) = (segment.start + at, crc_of(view.raw()));
+        self.check_whole(&view, position, crc, &place);
         let topic = String::from_utf8_lossy(view.topic());
+        let event = (topic == EVENT_TOPIC).then(|| Event::decode(view.body()));
+        if let Some(Some(Event::EndMark { from, hash })) = event {
+            self.end_mark(from, hash, &place);
+            return Ok(());
+        }
+        self.span.push((position, crc));
+        if let Some(event) = event {
+            self.event(event, &place);
+            return Ok(());
+        }
         if self
             .filter
             .topic
@@ -321,30 +452,100 @@ impl<'a> Walker<'a> {
                 view.store_timestamp()
             ));
         }
-        let (key, offset) = ((topic.into_owned(), view.queue_id()), view.queue_offset());
+        let key = (topic.into_owned(), view.queue_id());
+        self.queue_record(key, view.queue_offset(), &place);
+        Ok(())
+    }
+
+    /// Checks the whole record where a run file has its checksum.
+    fn check_whole(&mut self, view: &RecordView<'_>, position: u64, crc: u32, place: &str) {
+        let physical = view.physical_offset();
+        let Some(unit) = self.report.runs.unit_of(position, physical) else {
+            return;
+        };
+        self.report.checked_by_run += 1;
+        if unit.size as usize != view.total_len() || unit.crc != crc {
+            self.report.problem(format!(
+                "{place}: the record is not the one that was stored: {} bytes with CRC {crc:08x}, \
+                 its run knows {} bytes with CRC {:08x}",
+                view.total_len(),
+                unit.size,
+                unit.crc
+            ));
+        }
+    }
+
+    /// Checks the records in front of an end mark.
+    fn end_mark(&mut self, from: u64, hash: u64, place: &str) {
+        let span = std::mem::take(&mut self.span);
+        let before = std::mem::replace(&mut self.span_problems, self.report.problem_count);
+        self.report.events.end_marks += 1;
+        if before != self.report.problem_count {
+            // Something in the span was told already, and the mark cannot fit.
+            return;
+        }
+        let mine = span.iter().filter(|(position, _)| *position >= from);
+        let own = mine.clone().fold(0, |hash, (_, crc)| mark::mix(hash, *crc));
+        if own == hash {
+            self.report.checked_by_mark += mine.count() as u64;
+            return;
+        }
+        let from = address::physical(self.report.shard, from);
+        self.report.problem(format!(
+            "{place}: the records from physical offset {from} up to here are not the ones that \
+             were stored: their end mark says {hash:016x}, they make {own:016x}"
+        ));
+        self.span_problems = self.report.problem_count;
+    }
+
+    fn event(&mut self, event: Option<Event>, place: &str) {
+        let events = &mut self.report.events;
+        match event {
+            Some(Event::QueueEnds { queues }) => events.queue_ends += queues.len() as u64,
+            Some(Event::EndMark { .. }) => {}
+            Some(Event::Offset { .. }) => events.offsets += 1,
+            Some(Event::DelayProgress { .. }) => events.delay_progress += 1,
+            Some(Event::GroupRemoved { .. }) => events.removals += 1,
+            Some(Event::TopicRemoved { topic }) => {
+                events.removals += 1;
+                let queues = self.report.queues.iter_mut();
+                for (_, queue) in queues.filter(|((name, _), _)| *name == topic) {
+                    queue.removed = true;
+                }
+            }
+            None => self
+                .report
+                .problem(format!("{place}: an internal record of an unknown kind")),
+        }
+    }
+
+    fn queue_record(&mut self, key: (String, i32), offset: i64, place: &str) {
         let known = self.report.queues.contains_key(&key);
         let queue = self.report.queues.entry(key.clone()).or_default();
+        let begins = !known || std::mem::take(&mut queue.removed);
         let expected = queue.next_offset;
-        if !known {
+        if begins {
             queue.min_offset = offset;
         }
         queue.records += 1;
         queue.next_offset = offset + 1;
-        if known && offset != expected {
+        if !begins && offset != expected {
             queue.jumps += 1;
             let words = format!(
-                "{} at {at}: queue {} {} goes from offset {expected} to {offset}",
-                segment.path.display(),
-                key.0,
-                key.1
+                "{place}: queue {} {} goes from offset {expected} to {offset}",
+                key.0, key.1
             );
             self.report.problem(words);
         }
-        Ok(())
     }
 
     /// The next place in the segment where a whole record says that it stands there.
-    fn next_record(&self, window: &mut Window, start: u64, from: u64) -> io::Result<Option<u64>> {
+    fn next_record(
+        &self,
+        window: &mut Window<'_>,
+        start: u64,
+        from: u64,
+    ) -> io::Result<Option<u64>> {
         let mut at = from;
         while at + RECOGNISE_BYTES as u64 <= window.bytes {
             let bytes = window.get(at, WINDOW_BYTES as u64 / 2)?;
@@ -382,39 +583,49 @@ impl<'a> Walker<'a> {
             }
             None => "the last segment is full".to_owned(),
         };
+        let buffer = self
+            .facts
+            .buffer(self.report.shard)
+            .and_then(FoundBuffer::ours);
+        let vouched = buffer.map_or(0, |buffer| buffer.published);
+        let unmarked = self
+            .span
+            .iter()
+            .filter(|(position, _)| *position >= vouched);
+        if let Some((first, _)) = unmarked.clone().next().filter(|_| self.facts.is_unclean) {
+            let first = address::physical(self.report.shard, *first);
+            self.report.notes.push(format!(
+                "{} records from physical offset {first} on have no end mark behind them: they \
+                 were in flight when the process was killed, and the next start leaves them out",
+                unmarked.count()
+            ));
+        }
+        self.report.runs.finish();
+        for words in std::mem::take(&mut self.report.runs.problems) {
+            self.report.problem(words);
+        }
+        match self.facts.buffer(self.report.shard) {
+            Some(FoundBuffer::Damaged(path, why)) => {
+                self.report.problem(format!("{}: {why}", path.display()));
+            }
+            Some(FoundBuffer::LeftOut(path, why)) => {
+                let words = format!("{}: {why}; a start leaves it out", path.display());
+                self.report.notes.push(words);
+            }
+            _ => {}
+        }
         self.report
     }
+}
+
+/// CRC-32 of a whole record, as run files keep it.
+pub fn crc_of(bytes: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(bytes);
+    crc.sum()
 }
 
 fn looks_like_record(head: &[u8]) -> bool {
     let magic = peek_len(head).map(|(_, magic)| magic);
     matches!(magic, Some(MAGIC_V1 | MAGIC_V2))
-}
-
-/// A part of a file in memory.
-struct Window {
-    file: File,
-    bytes: u64,
-    start: u64,
-    buffer: Vec<u8>,
-}
-
-impl Window {
-    /// Up to `len` bytes at a position; fewer at the end of the file.
-    fn get(&mut self, at: u64, len: u64) -> io::Result<&[u8]> {
-        let len = len.min(self.bytes.saturating_sub(at));
-        let end = self.start + self.buffer.len() as u64;
-        if at < self.start || at + len > end {
-            let want = len
-                .max(WINDOW_BYTES as u64)
-                .min(self.bytes.saturating_sub(at));
-            self.buffer
-                .resize(usize::try_from(want).unwrap_or(WINDOW_BYTES), 0);
-            self.file.read_exact_at(&mut self.buffer, at)?;
-            self.start = at;
-        }
-        let from = usize::try_from(at - self.start).unwrap_or(usize::MAX);
-        let to = from.saturating_add(usize::try_from(len).unwrap_or(usize::MAX));
-        Ok(self.buffer.get(from..to).unwrap_or_default())
-    }
 }

@@ -1,8 +1,8 @@
 //! Blocking file access behind a trait, so that recovery, settings files and the auxiliary thread
 //! run the same code over the real file system and over the simulated disk.
 //!
-//! Invariant: nothing here is called on a shard's thread once it serves; there the [`crate::runtime`]
-//! seam is used.
+//! Invariant: nothing here is called on a shard's thread once it serves; there the
+//! [`crate::runtime`] seam is used.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -250,8 +250,9 @@ impl StoreFile for RealFile {
             return allocate_or_size(&self.file, bytes, have);
         }
         // ext4 hands out all that is left before it fails; others would suffer meanwhile.
-        let left = sys::space_of(&self.file)?.available_bytes;
-        if left < bytes - have {
+        let space = sys::space_of(&self.file)?;
+        // A file system that keeps no count says 0 of 0.
+        if space.total_bytes > 0 && space.available_bytes < bytes - have {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         allocate_or_size(&self.file, bytes, have).inspect_err(|_| {
@@ -298,7 +299,8 @@ impl Storage for RealStorage {
                     return Err(io::Error::new(
                         io::ErrorKind::ResourceBusy,
                         format!(
-                            "{} is still open for writing elsewhere after {} s: stop the other process",
+                            "{} is still open for writing elsewhere after {} s: \
+                             stop the other process",
                             path.display(),
                             SETTLE_WAIT.as_secs()
                         ),

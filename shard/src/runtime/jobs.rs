@@ -139,6 +139,17 @@ pub(super) fn begin<S: Storage>(storage: &S, job: FileJob<S>) -> io::Result<Begu
     Ok(Begun::Finished(finished))
 }
 
+fn resize<F: StoreFile>(file: &F, bytes: u64) -> io::Result<()> {
+    let have = file.len_bytes()?;
+    if have > bytes {
+        file.truncate(bytes)
+    } else if have < bytes {
+        file.allocate(bytes)
+    } else {
+        Ok(())
+    }
+}
+
 fn prepare<S: Storage>(
     storage: &S,
     path: &Path,
@@ -147,19 +158,22 @@ fn prepare<S: Storage>(
 ) -> io::Result<S::File> {
     if let Some(old) = recycled {
         let file = storage.open(old, OpenMode::ReadWrite)?;
-        let have = file.len_bytes()?;
-        if have > bytes {
-            file.truncate(bytes)?;
-        } else if have < bytes {
-            file.allocate(bytes)?;
-        }
+        resize(&file, bytes)?;
         storage.rename(old, path)?;
         if directory_of(old) != directory_of(path) {
             storage.sync_dir(directory_of(old))?;
         }
         return Ok(file);
     }
-    let file = storage.open(path, OpenMode::CreateNew)?;
+    let file = match storage.open(path, OpenMode::CreateNew) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            // Left by an attempt that failed after creating it.
+            let file = storage.open(path, OpenMode::ReadWrite)?;
+            resize(&file, bytes)?;
+            return Ok(file);
+        }
+        created => created?,
+    };
     if let Err(error) = file.allocate(bytes) {
         // Without the space the empty file is of no use and would be in the way of a retry.
         drop(file);

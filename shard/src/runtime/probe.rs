@@ -61,7 +61,8 @@ pub fn probe_io_uring() -> Result<(), UringRefused> {
     let advice = match (error.raw_os_error(), sysctl.as_str()) {
         (_, "1" | "2") => "run `sysctl kernel.io_uring_disabled=0`",
         (Some(libc::EPERM), _) => {
-            "a seccomp filter forbids it: in a container, allow io_uring_setup, io_uring_enter and io_uring_register"
+            "a seccomp filter forbids it: in a container, allow io_uring_setup, io_uring_enter and \
+             io_uring_register"
         }
         (Some(libc::ENOMEM), _) => "raise the memlock limit, for example LimitMEMLOCK=infinity",
         (Some(libc::ENOSYS | libc::EINVAL), _) => "a kernel of version 6.1 or later is needed",
@@ -367,7 +368,8 @@ mod tests {
 
     #[test]
     fn the_busiest_column_of_the_disk_is_found() {
-        let text = "           CPU0       CPU2\n 1:  9  9  x  timer\n 24:  0  0  PCI virtio3-config\n \
+        let text = "           CPU0       CPU2\n 1:  9  9  x  timer\n \
+                    24:  0  0  PCI virtio3-config\n \
                     25:  5  800  PCI virtio3-req.0\n 26: 99999 0 PCI virtio4-req.0\n";
         assert_eq!(busiest_cpu(text, "virtio3-"), Some(2));
         assert_eq!(busiest_cpu(text, "virtio9-"), None);

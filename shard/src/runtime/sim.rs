@@ -438,6 +438,23 @@ impl Inner {
         }
     }
 
+    fn send_written(
+        &mut self,
+        core: usize,
+        file: FileId,
+        wrote: bool,
+        token: u64,
+        result: io::Result<()>,
+    ) {
+        let mail = Mail::Written {
+            file,
+            wrote,
+            token,
+            result,
+        };
+        self.send_mail(core, mail);
+    }
+
     fn after_job(&mut self, core: usize, token: u64, begun: io::Result<BegunJob<SimStorage>>) {
         let result = match begun {
             Ok(BegunJob::Stepwise(steps)) => {
@@ -480,15 +497,7 @@ impl Inner {
                     self.start_flush(core, file, file_id, true, token);
                     return;
                 }
-                self.send_mail(
-                    core,
-                    Mail::Written {
-                        file: file_id,
-                        wrote: true,
-                        token,
-                        result,
-                    },
-                );
+                self.send_written(core, file_id, true, token, result);
             }
             EventKind::Flush {
                 file,
@@ -498,15 +507,7 @@ impl Inner {
                 token,
             } => {
                 let result = mark.and_then(|mark| file.end_flush(mark));
-                self.send_mail(
-                    core,
-                    Mail::Written {
-                        file: file_id,
-                        wrote,
-                        token,
-                        result,
-                    },
-                );
+                self.send_written(core, file_id, wrote, token, result);
             }
             EventKind::Read {
                 file,

@@ -396,14 +396,19 @@ pub fn shut_down(socket: &OwnedFd) {
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// The remote address of a connected socket.
+/// The remote address of a connected socket. An IPv4 peer of a listener for both families is told
+/// as what it is, so that records and ids do not depend on the listener.
 pub fn peer_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     // A borrowed stream: the descriptor must not be closed when it goes out of scope.
     // SAFETY: the descriptor is open and stays owned by `socket`.
     let stream = std::mem::ManuallyDrop::new(unsafe {
         std::net::TcpStream::from_raw_fd(socket.as_raw_fd())
     });
-    stream.peer_addr()
+    let peer = stream.peer_addr()?;
+    Ok(match peer.ip().to_canonical() {
+        std::net::IpAddr::V4(ip) => SocketAddr::from((ip, peer.port())),
+        std::net::IpAddr::V6(_) => peer,
+    })
 }
 
 /// Owns a descriptor the kernel handed over in a completion.

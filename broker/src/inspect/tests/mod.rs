@@ -1,5 +1,7 @@
 //! What a walk says of stores that are whole and of stores that are not.
 
+mod beside;
+
 use std::fs;
 use std::path::Path;
 
@@ -66,7 +68,13 @@ impl Store {
     }
 
     fn walked(&self) -> Vec<ShardReport> {
-        walk(&self.log(), &Filter::default(), None).unwrap()
+        walk(
+            &self.log(),
+            &StoreFacts::default(),
+            &Filter::default(),
+            None,
+        )
+        .unwrap()
     }
 
     fn one(&self) -> ShardReport {
@@ -83,7 +91,22 @@ impl Drop for Store {
 }
 
 fn record(shard: u16, position: u64, queue_id: i32, queue_offset: i64) -> Vec<u8> {
-    let body = vec![7_u8; 900];
+    record_of(
+        b"orders",
+        shard,
+        position,
+        (queue_id, queue_offset),
+        &[7; 900],
+    )
+}
+
+fn record_of(
+    topic: &[u8],
+    shard: u16,
+    position: u64,
+    (queue_id, queue_offset): (i32, i64),
+    body: &[u8],
+) -> Vec<u8> {
     let fields = RecordFields {
         queue_id,
         flag: 0,
@@ -96,8 +119,8 @@ fn record(shard: u16, position: u64, queue_id: i32, queue_offset: i64) -> Vec<u8
         store_host: ([127, 0, 0, 1], 2).into(),
         reconsume_times: 0,
         prepared_transaction_offset: 0,
-        body: &body,
-        topic: b"orders",
+        body,
+        topic,
         properties: &[b"KEYS\x01k\x02"],
     };
     let mut out = vec![0; fields.encoded_len()];
@@ -134,10 +157,11 @@ fn a_whole_store_has_no_problem_and_dense_queues() {
         next_offset: 100,
         records: 100,
         jumps: 0,
+        removed: false,
     };
     assert_eq!(reports[0].queues[&("orders".to_owned(), 1)], expected);
     assert_eq!(reports[1].first, Some(physical(3, 0)));
-    let text = text_of(&reports[0]);
+    let text = show::shard_text(&reports[0], &StoreFacts::default());
     assert!(
         text.contains("queue orders 1: offsets 0 to 100, 100 records\n"),
         "{text}"
@@ -224,6 +248,7 @@ fn an_odd_sized_last_segment_and_records_of_another_place_are_told() {
 fn filters_and_record_lines_work() {
     let store = Store::new("filter");
     store.fill(0, 5);
+    let facts = StoreFacts::default();
     let mut lines = Vec::new();
     let mut each = |line: &str| lines.push(line.to_owned());
     let none = Filter {
@@ -231,7 +256,7 @@ fn filters_and_record_lines_work() {
         ..Filter::default()
     };
     assert!(
-        walk(&store.log(), &none, Some(&mut each)).unwrap()[0]
+        walk(&store.log(), &facts, &none, Some(&mut each)).unwrap()[0]
             .queues
             .is_empty()
     );
@@ -239,12 +264,12 @@ fn filters_and_record_lines_work() {
         shard: Some(0),
         topic: Some("orders".into()),
     };
-    walk(&store.log(), &all, Some(&mut each)).unwrap();
+    walk(&store.log(), &facts, &all, Some(&mut each)).unwrap();
     assert_eq!(lines.len(), 10);
     assert!(lines[0].contains("orders 0 offset 0 size"), "{}", lines[0]);
     let other = Filter {
         shard: Some(1),
         ..Filter::default()
     };
-    assert!(walk(&store.log(), &other, None).unwrap().is_empty());
+    assert!(walk(&store.log(), &facts, &other, None).unwrap().is_empty());
 }

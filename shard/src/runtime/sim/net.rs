@@ -153,7 +153,13 @@ impl Inner {
 
     pub(super) fn net_close_listener(&mut self, core: usize, listener: ListenerId) {
         self.net.listening.retain(|_, list| {
-            list.retain(|l| !matches!(l, Listening::Core { core: c, listener: id } if *c == core && *id == listener));
+            list.retain(|listening| match listening {
+                Listening::Core {
+                    core: of,
+                    listener: id,
+                } => *of != core || *id != listener,
+                _ => true,
+            });
             !list.is_empty()
         });
     }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
+/// Fewest submission entries of one ring.
+const ENTRIES_MIN: u32 = 8;
 /// Most submission entries of one ring.
 const ENTRIES_MAX: u32 = 4096;
 /// How long the end of a driver waits for the kernel to let go.
@@ -71,8 +73,23 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// A ring of this many entries, or of fewer where lockable memory does not reach: rings count
+    /// against that limit, and a small one only means more system calls.
     pub(super) fn new(entries: u32) -> io::Result<Ring> {
-        let entries = entries.clamp(8, ENTRIES_MAX).next_power_of_two();
+        let mut entries = entries.clamp(ENTRIES_MIN, ENTRIES_MAX).next_power_of_two();
+        loop {
+            match Ring::of_size(entries) {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::ENOMEM) && entries > ENTRIES_MIN =>
+                {
+                    entries /= 2;
+                }
+                made => return made,
+            }
+        }
+    }
+
+    fn of_size(entries: u32) -> io::Result<Ring> {
         let mut last = io::Error::from(io::ErrorKind::Unsupported);
         for (attempt, flags_text) in [
             "single issuer, deferred task work",

@@ -1,6 +1,8 @@
 //! The io_uring driver against the real kernel: loopback sockets and files below the build's
 //! directory.
 
+mod disk;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -353,131 +355,6 @@ fn prepare(driver: &mut UringDriver, path: &Path, recycled: Option<PathBuf>) -> 
     }
 }
 
-fn write_flush_and_read_back(log_port: LogPort) {
-    let dir = test_dir("disk");
-    let mut driver = driver(UringConfig {
-        log_port,
-        cold_slots: 2,
-        ..UringConfig::default()
-    });
-    let mut ring = LockedRing::open(RingSpec {
-        path: None,
-        bytes: 1 << 20,
-        lock: true,
-    })
-    .unwrap()
-    .ring;
-    let content: Vec<u8> = (0..1 << 20)
-        .map(|i: u32| (i / 4096) as u8 ^ i as u8)
-        .collect();
-    ring.slice_mut(0, 1 << 20).copy_from_slice(&content);
-    let ring_id = driver.register_ring(&ring).unwrap();
-    assert!(driver.ring_is_fixed(ring_id));
-    let file = prepare(&mut driver, &dir.join("segment"), None);
-    for (token, flush) in [(0u64, false), (1, true), (2, false), (3, true)] {
-        let offset = token as usize * 65536;
-        driver.write(RingWrite {
-            ring: ring_id,
-            ring_offset: offset,
-            len: 65536,
-            file,
-            file_offset: offset as u64,
-            flush,
-            token,
-        });
-    }
-    driver.flush(file, 50);
-    // The ring may go: what is in flight holds its memory.
-    drop(ring);
-    let (mut written, mut flushed) = (Vec::new(), false);
-    run(&mut driver, |_, completion| {
-        match completion {
-            Completion::Written { token, result } => {
-                result.unwrap();
-                written.push(token);
-            }
-            Completion::Flushed { token: 50, result } => {
-                result.unwrap();
-                flushed = true;
-            }
-            other => panic!("{other:?}"),
-        }
-        written.len() == 4 && flushed
-    });
-    written.sort_unstable();
-    assert_eq!(written, [0, 1, 2, 3]);
-    let read = |offset: u64, token| ColdRead {
-        file,
-        file_offset: offset,
-        len: 131072,
-        token,
-    };
-    assert!(driver.cold_read(read(0, 1)));
-    assert!(driver.cold_read(read(131072, 2)));
-    assert!(!driver.cold_read(read(0, 3)), "a third slot appeared");
-    let mut reads = 0;
-    run(&mut driver, |driver, completion| {
-        let Completion::ColdRead {
-            token,
-            slot,
-            result,
-        } = completion
-        else {
-            panic!()
-        };
-        assert_eq!(result.unwrap(), 131072);
-        let start = (token as usize - 1) * 131072;
-        assert!(driver.slot(slot)[..131072] == content[start..start + 131072]);
-        driver.release_slot(slot);
-        reads += 1;
-        reads == 2
-    });
-    // Past the end of the file: zero bytes, not an error.
-    assert!(driver.cold_read(read(4 << 20, 4)));
-    run(&mut driver, |driver, completion| {
-        let Completion::ColdRead { slot, result, .. } = completion else {
-            panic!()
-        };
-        assert_eq!(result.unwrap(), 0);
-        driver.release_slot(slot);
-        true
-    });
-    driver.drop_file(file);
-    driver.flush(file, 51);
-    assert!(matches!(
-        driver.next(),
-        Some(Completion::Flushed {
-            token: 51,
-            result: Err(_)
-        })
-    ));
-    // A name kept too long does not reach the file that has its place now.
-    let until = driver.refresh_clock().monotonic_us + 20_000;
-    driver.wait(Some(until));
-    let other = prepare(&mut driver, &dir.join("other"), None);
-    assert_ne!(other, file);
-    driver.flush(file, 52);
-    assert!(matches!(
-        driver.next(),
-        Some(Completion::Flushed {
-            token: 52,
-            result: Err(_)
-        })
-    ));
-    drop(driver);
-    std::fs::remove_dir_all(dir).unwrap();
-}
-
-#[test]
-fn writes_flushes_and_cold_reads_through_the_ring() {
-    write_flush_and_read_back(LogPort::Uring);
-}
-
-#[test]
-fn writes_flushes_and_cold_reads_through_the_writer_thread() {
-    write_flush_and_read_back(LogPort::Thread);
-}
-
 #[test]
 fn a_write_to_a_file_that_cannot_take_it_reports_the_error() {
     for log_port in [LogPort::Uring, LogPort::Thread] {
@@ -572,9 +449,10 @@ fn auxiliary_jobs_do_what_they_say() {
     assert!(bytes[..5000].iter().all(|b| *b == 9) && bytes[5000..].iter().all(|b| *b == 0));
 
     let space = job(&mut driver, FileJob::Space { dir: dir.clone() }).unwrap();
-    assert!(
-        matches!(space, JobOutcome::Space(s) if s.total_bytes >= s.available_bytes && s.total_bytes > 0)
-    );
+    assert!(matches!(
+        space,
+        JobOutcome::Space(s) if s.total_bytes >= s.available_bytes && s.total_bytes > 0
+    ));
     let open = job(
         &mut driver,
         FileJob::Open {

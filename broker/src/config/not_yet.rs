@@ -1,0 +1,112 @@
+//! Settings that RocketMQ knows and this version does not act on.
+//!
+//! Invariant: a setting whose absence would let somebody in, or lose what its writer thinks is kept
+//! twice, stops the start; the others are named once, so that nobody believes they act.
+
+use super::Config;
+use super::layers::ConfigError;
+use super::table::Table as _;
+use super::value::{BrokerRole, TlsMode};
+
+/// Keys that are read, checked, shown and without effect.
+const WITHOUT_EFFECT: [&str; 40] = [
+    "serverSocketBacklog",
+    "serverSocketSndBufSize",
+    "serverSocketRcvBufSize",
+    "registerBrokerTimeoutMills",
+    "brokerHeartbeatInterval",
+    "brokerNotActiveTimeoutMillis",
+    "filterSupportRetry",
+    "transactionTimeOut",
+    "transactionCheckMax",
+    "transactionCheckInterval",
+    "rejectTransactionMessage",
+    "timerMaxDelaySec",
+    "timerPrecisionMs",
+    "popPollingSize",
+    "enableRetryTopicV2",
+    "waitTimeMillsInPullQueue",
+    "waitTimeMillsInTransactionQueue",
+    "waitTimeMillsInAckQueue",
+    "slaveReadEnable",
+    "osPageCacheBusyTimeOutMills",
+    "maxTransferBytesOnMessageInDisk",
+    "maxTransferCountOnMessageInDisk",
+    "accessMessageInMemoryMaxRatio",
+    "pullBatchMaxMessageCount",
+    "mappedFileSizeConsumeQueue",
+    "slaveTimeout",
+    "flushCommitLogLeastPages",
+    "flushCommitLogThoroughInterval",
+    "messageIndexEnable",
+    "maxHashSlotNum",
+    "maxIndexNum",
+    "enabledAppendPropCRC",
+    "totalReplicas",
+    "haMaxGapNotInSync",
+    "haMaxTimeSlaveNotCatchup",
+    "metricsGrpcExporterTarget",
+    "metricsInDelta",
+    "checkCRCOnRecover",
+    "minInSyncReplicas",
+    "controllerAddr",
+];
+
+impl Config {
+    /// Refuses what this version cannot promise.
+    ///
+    /// # Errors
+    /// When access control, TLS or replicas are asked for.
+    pub fn check_promises(&self) -> Result<(), ConfigError> {
+        let promises = [
+            ("aclEnable", self.acl_enable, "access control"),
+            (
+                "authenticationEnabled",
+                self.authentication,
+                "access control",
+            ),
+            ("authorizationEnabled", self.authorization, "access control"),
+            (
+                "tls.server.mode",
+                self.tls_mode == TlsMode::Enforcing,
+                "TLS",
+            ),
+            (
+                "brokerRole",
+                self.broker_role == BrokerRole::Slave,
+                "replication",
+            ),
+            ("inSyncReplicas", self.in_sync_replicas > 1, "replication"),
+            ("allAckInSyncStateSet", self.all_ack_in_sync, "replication"),
+            ("enableControllerMode", self.controller_mode, "a controller"),
+        ];
+        let Some((key, _, what)) = promises.into_iter().find(|(_, asked, _)| *asked) else {
+            return Ok(());
+        };
+        let value = self.keys.text_of(key).unwrap_or_default();
+        let origin = self
+            .origin_of(key)
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        Err(ConfigError::Conflict(format!(
+            "{origin}: {key}={value} asks for {what}, which this version does not have; the broker \
+             does not start rather than run without it. Take the line out, or protect the ports by \
+             other means"
+        )))
+    }
+
+    /// The keys that were set and have no effect, in a sentence.
+    #[must_use]
+    pub fn note_without_effect(&self) -> Option<String> {
+        let set: Vec<&str> = WITHOUT_EFFECT
+            .into_iter()
+            .filter(|key| self.is_set(key))
+            .collect();
+        (!set.is_empty()).then(|| {
+            format!(
+                "accepted, but without effect in this version: {}",
+                set.join(", ")
+            )
+        })
+    }
+}
