@@ -1,6 +1,7 @@
 //! Owns what the system tells about itself and about this thread.
 //!
-//! Invariant: everything here is a hint for the reader of a report; what cannot be read is left out.
+//! Invariant: everything here is a hint for the reader of a report; what cannot be read is left
+//! out.
 
 use std::fs;
 

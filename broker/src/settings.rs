@@ -228,7 +228,9 @@ fn put_in_place(files: &Files, current: Current) -> Result<(), SettingsError> {
 /// copy of the newest generation, which the next save must not write over.
 fn finish_cut_save(files: &Files, sums: &mut Vec<Sum>) -> Result<(), SettingsError> {
     let left = read_if_there(&files.with("tmp"))?;
-    let newest = sums.first().is_some_and(|sum| left.is_some_and(|bytes| sum.fits(&bytes)));
+    let newest = sums
+        .first()
+        .is_some_and(|sum| left.is_some_and(|bytes| sum.fits(&bytes)));
     if newest {
         let current = inspect_current(files, sums)?;
         put_in_place(files, current)?;

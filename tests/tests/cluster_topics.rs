@@ -50,11 +50,16 @@ impl Cluster {
         let namesrv = format!("127.0.0.1:{}", self.namesrv.namesrv_port);
         broker.launch_as(&["broker", "-c", &configuration, "-n", &namesrv].map(str::to_owned));
         broker.namesrv_port = self.namesrv.namesrv_port;
-        // Without automatic creation there is no TBW102 to look for.
+        // The route may be that of the process before, and without automatic creation there is no
+        // TBW102 to look for: the broker itself has to answer.
         let port = format!(":{}\"", broker.broker_port);
+        let address = local(broker.broker_port);
         eventually("the broker's registration", Duration::from_secs(20), || {
+            let answers = Client::connect(address)
+                .and_then(|mut client| client.max_offset("SELF_TEST_TOPIC", 0))
+                .is_ok();
             let route = self.asking().route("SELF_TEST_TOPIC").expect("route");
-            route.is_some_and(|route| route.contains(&port))
+            answers && route.is_some_and(|route| route.contains(&port))
         });
     }
 
@@ -94,8 +99,12 @@ fn start_namesrv(namesrv: &mut BrokerProcess) {
     let data = namesrv.data().display().to_string();
     namesrv.launch_as(&["namesrv", "--data", &data, "--port", &port].map(str::to_owned));
     let address = local(namesrv.namesrv_port);
+    // A socket of a killed process may take connections for a moment, so that only an answer
+    // counts.
     eventually("the name server", Duration::from_secs(5), || {
-        Client::connect(address).is_ok()
+        Client::connect(address)
+            .and_then(|mut client| client.route("none"))
+            .is_ok()
     });
 }
 

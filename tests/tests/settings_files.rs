@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tests::client::Client;
 use tests::process::{BrokerProcess, copy_directory, eventually, files_below};
 use tests::{env_number, payload, turn};
 
@@ -132,6 +133,19 @@ fn with_no_generation_left_it_stops_by_name() {
     }
 }
 
+/// Puts so many messages into each of the four queues.
+fn fill_queues(client: &mut Client, messages: u64) {
+    let item: (&[u8], &[(&str, &str)]) = (b"x", &[]);
+    for queue in 0..4 {
+        let mut left = messages as usize;
+        while left > 0 {
+            let batch = vec![item; left.min(500)];
+            left -= batch.len();
+            client.send_batch(TOPIC, queue, &batch, &[]).expect("batch");
+        }
+    }
+}
+
 #[test]
 fn acknowledged_offsets_and_topics_survive_every_kill() {
     let _turn = turn();
@@ -141,6 +155,9 @@ fn acknowledged_offsets_and_topics_survive_every_kill() {
     client.create_topic(TOPIC, 4).expect("create topic");
     client.heartbeat("c", GROUP, TOPIC).expect("heartbeat");
     let rounds = env_number("SETTINGS_ROUNDS", 10);
+    // Offsets are committed within the queues: beyond their end recovery would cut them back.
+    let most = (0..rounds).map(|round| 200 + round * 13).sum();
+    fill_queues(&mut client, most);
     let mut committed = 0;
     for round in 0..rounds {
         let mut client = broker.client();

@@ -28,11 +28,13 @@ pub struct Changes {
     pub removed_groups: Vec<(Arc<str>, bool)>,
     /// Whether the group table changed in another way.
     pub has_other_group_change: bool,
+    /// Whether only what is remembered of topics changed.
+    pub has_other_topic_change: bool,
 }
 
 impl Changes {
     fn has_topics(&self) -> bool {
-        !self.topics.is_empty() || !self.removed_topics.is_empty()
+        !self.topics.is_empty() || !self.removed_topics.is_empty() || self.has_other_topic_change
     }
 
     fn has_groups(&self) -> bool {
@@ -59,19 +61,22 @@ impl Control {
                 bytes: self.groups.text()?,
             });
         }
+        let removed: Vec<String> = changes
+            .removed_topics
+            .iter()
+            .map(|n| n.to_string())
+            .collect();
         effects.extend(changes.removed_topics.into_iter().map(Effect::TopicRemoved));
         for (group, offsets) in changes.removed_groups {
             effects.push(Effect::GroupRemoved { group, offsets });
         }
-        let changed: Vec<String> = changes
-            .topics
-            .iter()
-            .map(|topic| topic.config.topic_name.clone())
-            .collect();
+        let changed = changes.topics.iter().map(|topic| &topic.config.topic_name);
+        // A name server hears of deletions too, so that it does not offer the topic to others.
+        let told: Vec<String> = changed.cloned().chain(removed).collect();
         effects.extend(changes.topics.into_iter().map(Effect::TopicChanged));
         effects.extend(changes.groups.into_iter().map(Effect::GroupChanged));
-        if !changed.is_empty() {
-            effects.push(Effect::Register { topics: changed });
+        if !told.is_empty() {
+            effects.push(Effect::Register { topics: told });
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ impl Control {
                     &topic,
                     &default_topic,
                     send.default_topic_queue_nums,
-                    send.unit_mode,
+                    (send.unit_mode, call.now_ms),
                     changes,
                 )
             }
@@ -113,7 +113,7 @@ impl Control {
         topic: &str,
         default_topic: &str,
         queues_wanted: i32,
-        is_unit: bool,
+        (is_unit, now_ms): (bool, i64),
         changes: &mut Changes,
     ) -> Outcome {
         names::check_topic(topic)?;
@@ -130,6 +130,7 @@ impl Control {
             let mut config = self.inherited(topic, default_topic, queues_wanted)?;
             config.topic_sys_flag = i32::from(is_unit);
             self.put_topic(config, changes)?;
+            self.topics.origins.created(topic, now_ms);
             tracing::info!(topic, queues = queues_wanted, "topic created by a send");
         }
         Ok(None)

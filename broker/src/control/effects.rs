@@ -3,7 +3,7 @@
 //! Invariant: the control task itself performs no I/O; it returns effects, in order, and the core
 //! carries them out. A reply that follows a `Save` is sent only after that save is durable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -163,4 +163,95 @@ pub struct PendingRequest {
     pub origin: Origin,
     /// The whole frame as received.
     pub frame: Vec<u8>,
+}
+
+/// Puts new effects behind those that wait.
+///
+/// A file's content holds all changes made so far, so that a save that still waits can take the
+/// newest content and the new save falls away: what waits behind the earlier place waits for
+/// content that holds its change. Saves that follow one another keep their order, because one is
+/// merged only after those before it were.
+pub fn append(waiting: &mut VecDeque<Effect>, new: Vec<Effect>) {
+    let mut merges = true;
+    for effect in new {
+        match effect {
+            Effect::Save { name, bytes } if merges => match waiting_save(waiting, name) {
+                Some(earlier) => *earlier = bytes,
+                None => {
+                    merges = false;
+                    waiting.push_back(Effect::Save { name, bytes });
+                }
+            },
+            other => waiting.push_back(other),
+        }
+    }
+}
+
+fn waiting_save<'a>(
+    waiting: &'a mut VecDeque<Effect>,
+    wanted: &'static str,
+) -> Option<&'a mut Vec<u8>> {
+    waiting.iter_mut().rev().find_map(|effect| match effect {
+        Effect::Save { name, bytes } if *name == wanted => Some(bytes),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(name: &'static str, content: u8) -> Effect {
+        let bytes = vec![content];
+        Effect::Save { name, bytes }
+    }
+
+    fn register(topic: &str) -> Effect {
+        let topics = vec![topic.to_owned()];
+        Effect::Register { topics }
+    }
+
+    fn shown(waiting: &VecDeque<Effect>) -> Vec<String> {
+        let shown = waiting.iter().map(|effect| match effect {
+            Effect::Save { name, bytes } => format!("{name}{bytes:?}"),
+            Effect::Register { topics } => topics.concat(),
+            _ => String::new(),
+        });
+        shown.collect()
+    }
+
+    #[test]
+    fn a_waiting_save_takes_the_newest_content_and_its_followers_keep_their_order() {
+        let mut waiting = VecDeque::new();
+        append(
+            &mut waiting,
+            vec![save("p", 1), save("t", 1), register("A")],
+        );
+        append(
+            &mut waiting,
+            vec![save("p", 2), save("t", 2), register("B")],
+        );
+        append(
+            &mut waiting,
+            vec![save("p", 3), save("t", 3), save("g", 3), register("C")],
+        );
+        assert_eq!(shown(&waiting), ["p[3]", "t[3]", "A", "B", "g[3]", "C"]);
+    }
+
+    #[test]
+    fn a_save_never_overtakes_the_one_it_follows() {
+        let mut waiting = VecDeque::new();
+        // The places are being written already, only the topics wait.
+        append(&mut waiting, vec![save("t", 1), register("A")]);
+        append(
+            &mut waiting,
+            vec![save("p", 2), save("t", 2), register("B")],
+        );
+        assert_eq!(shown(&waiting), ["t[1]", "A", "p[2]", "t[2]", "B"]);
+        append(
+            &mut waiting,
+            vec![save("p", 3), save("t", 3), register("C")],
+        );
+        assert_eq!(shown(&waiting), ["t[1]", "A", "p[3]", "t[3]", "B", "C"]);
+    }
 }

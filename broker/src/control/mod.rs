@@ -22,6 +22,7 @@ pub mod locks;
 pub mod members;
 pub mod names;
 mod offset_requests;
+pub mod origins;
 pub mod placement;
 mod relay_requests;
 pub mod relays;
@@ -42,13 +43,14 @@ use std::net::SocketAddr;
 use wire::body::{DataVersion, MessageRequestModeTable, TopicConfig};
 
 use self::clients::Clients;
-use self::effects::ClientLink;
+use self::effects::{ClientLink, PlacedTopic};
 use self::groups::GroupTable;
 use self::locks::Locks;
 use self::relays::Relays;
 use self::stats::Stats;
 use self::topics::TopicTable;
 use crate::config::Config;
+use crate::namesrv::offer::CREATED_ATTRIBUTE;
 
 pub use self::runtime_info::DiskUsage;
 pub use self::start::{ControlSetup, SavedTables};
@@ -132,15 +134,56 @@ pub struct ControlCounters {
 
 impl Control {
     /// The topics as the name servers are told them: with this broker's permission applied.
-    pub fn registration_topics(&self) -> (DataVersion, BTreeMap<String, TopicConfig>) {
+    pub fn registration_topics(&self) -> BTreeMap<String, TopicConfig> {
+        self.topics
+            .iter()
+            .map(|topic| self.registered(topic))
+            .collect()
+    }
+
+    /// Version of the topics.
+    pub fn topics_version(&self) -> DataVersion {
+        *self.topics.version()
+    }
+
+    /// The same of some topics only, and the names among them that are not topics any more.
+    pub fn registration_part(
+        &self,
+        names: &BTreeSet<String>,
+    ) -> (BTreeMap<String, TopicConfig>, Vec<String>) {
+        let (has, gone): (Vec<&String>, Vec<&String>) =
+            names.iter().partition(|name| self.topics.has(name));
+        let topics = has.into_iter().filter_map(|name| self.topics.get(name));
+        (
+            topics.map(|topic| self.registered(topic)).collect(),
+            gone.into_iter().cloned().collect(),
+        )
+    }
+
+    fn registered(&self, topic: &PlacedTopic) -> (String, TopicConfig) {
         let permission = i32::try_from(self.config.broker_permission).unwrap_or(6);
-        let topics = self.topics.iter().map(|topic| {
-            let mut config = topic.config.clone();
-            // The inherit bit is no right of clients, so that the broker's permission leaves it.
-            config.perm &= permission | wire::body::PERM_INHERIT;
-            (config.topic_name.clone(), config)
-        });
-        (*self.topics.version(), topics.collect())
+        let mut config = topic.config.clone();
+        // The inherit bit is no right of clients, so that the broker's permission leaves it.
+        config.perm &= permission | wire::body::PERM_INHERIT;
+        let name = config.topic_name.clone();
+        if let Some(created_ms) = self.topics.origins.created_ms(&name) {
+            let attribute = CREATED_ATTRIBUTE.to_owned();
+            config.attributes.insert(attribute, created_ms.to_string());
+        }
+        (name, config)
+    }
+
+    /// Moves the version of the topics on if a name server was already told this one with other
+    /// topics: it would take no change under a version it knows.
+    pub fn renew_version(&mut self, now_ms: i64, told: Option<DataVersion>) {
+        if told == Some(*self.topics.version()) {
+            self.topics.bump(now_ms);
+        }
+    }
+
+    /// Whether topics offered by a name server would be created.
+    pub fn takes_offers(&self) -> bool {
+        self.config.auto_create_topic
     }
 
     /// Counters for metrics.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::origins::Origins;
+
 /// The content of `placement.json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -15,6 +17,8 @@ pub struct SavedPlacement {
     pub shards: u16,
     /// Shard of each queue, by topic; index = queue id.
     pub topics: BTreeMap<String, Vec<u16>>,
+    /// What is remembered of topics besides their settings.
+    pub origins: Origins,
 }
 
 /// Queues per shard.

@@ -81,6 +81,7 @@ impl Control {
         let mut changes = Changes::default();
         let mut outcome = now(Answer::done());
         for config in checked {
+            self.note_administered(&config.topic_name, &mut changes);
             // The bound may be passed only now, by the topics before in the list.
             if let Err(refusal) = self.put_topic(config, &mut changes) {
                 outcome = Err(refusal);
@@ -89,6 +90,13 @@ impl Control {
         }
         self.publish(now_ms, changes, effects)?;
         outcome
+    }
+
+    /// What an administrator touched is spread over the cluster by him alone.
+    fn note_administered(&mut self, topic: &str, changes: &mut Changes) {
+        if self.topics.origins.administered(topic) {
+            changes.topics.extend(self.topics.get(topic).cloned());
+        }
     }
 
     fn checked_topic(&self, mut config: TopicConfig) -> Result<TopicConfig, Refusal> {
@@ -144,6 +152,9 @@ impl Control {
                 changes.removed_topics.push(removed);
             }
         }
+        // Also one that is not here: an offer of a name server may be under way.
+        self.topics.origins.removed(topic, call.now_ms);
+        changes.has_other_topic_change = true;
         tracing::info!(
             topic,
             removed = changes.removed_topics.len(),

@@ -12,6 +12,7 @@ use wire::body::{DataVersion, TopicConfig, TopicConfigTable};
 use super::ControlError;
 use super::answer::{Refusal, to_json};
 use super::effects::PlacedTopic;
+use super::origins::Origins;
 use super::placement::{Load, SavedPlacement};
 
 /// Most topics of a broker.
@@ -40,6 +41,8 @@ pub struct TopicTable {
     version: DataVersion,
     load: Load,
     shards: u16,
+    /// How topics came and went; saved with the places.
+    pub origins: Origins,
 }
 
 /// The larger queue count of a topic.
@@ -89,6 +92,7 @@ impl TopicTable {
             version: saved.data_version,
             load: Load::new(shards),
             shards,
+            origins: std::mem::take(&mut placement.origins),
         };
         let mut unplaced = Vec::new();
         for (name, mut config) in saved.topic_config_table {
@@ -121,6 +125,8 @@ impl TopicTable {
         for config in unplaced {
             table.insert(config);
         }
+        let topics = &table.topics;
+        table.origins.keep(|topic| topics.contains_key(topic));
         Ok(table)
     }
 
@@ -208,6 +214,7 @@ impl TopicTable {
         for shard in &entry.placed.shards {
             self.load.remove(*shard);
         }
+        self.origins.forget_created(topic);
         Some(name)
     }
 
@@ -274,7 +281,9 @@ impl TopicTable {
                 .values()
                 .map(|entry| entry.places_text.as_slice()),
         );
-        out.extend_from_slice(b"}}");
+        out.extend_from_slice(b"},");
+        out.extend_from_slice(&member("origins", &self.origins));
+        out.push(b'}');
         out
     }
 }

@@ -20,7 +20,7 @@ use super::registrar::Registrar;
 use super::report::{OffsetReport, Report, ReportQuery};
 use super::state::State;
 use crate::control::Control;
-use crate::control::effects::{ClientLink, Effect, Origin, PendingRequest};
+use crate::control::effects::{ClientLink, Effect, Origin, PendingRequest, append};
 
 /// How often the control task looks at the clock, in microseconds.
 pub const TICK_US: u64 = 1_000_000;
@@ -90,19 +90,25 @@ impl State {
     }
 
     /// Runs `act` on the control state machine and then its effects.
-    fn with_control(&mut self, act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>)) {
+    pub(super) fn with_control(&mut self, act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>)) {
         let now_ms = self.now.wall_ms;
-        let Some(task) = &mut self.control else { return };
+        let Some(task) = &mut self.control else {
+            return;
+        };
         let mut effects = Vec::new();
         act(&mut task.control, now_ms, &mut effects);
-        task.effects.extend(effects);
+        append(&mut task.effects, effects);
         self.run_effects();
     }
 
     /// A request for the control task.
     pub fn control_request(&mut self, origin: &Origin, whole: &[u8]) {
-        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else { return };
-        let Ok(header) = header::decode(&frame) else { return };
+        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else {
+            return;
+        };
+        let Ok(header) = header::decode(&frame) else {
+            return;
+        };
         let reply = self.reply_to(origin, &header);
         if header.code == request::QUERY_MESSAGE {
             return self.query_by_key(&reply, &header);
@@ -125,8 +131,12 @@ impl State {
 
     /// A client's answer to a request of the broker.
     pub fn control_client_answer(&mut self, link: ClientLink, whole: &[u8]) {
-        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else { return };
-        let Ok(header) = header::decode(&frame) else { return };
+        let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else {
+            return;
+        };
+        let Ok(header) = header::decode(&frame) else {
+            return;
+        };
         self.with_control(|control, now_ms, effects| {
             control.handle_client_answer(now_ms, link, &header, frame.body, effects);
         });
@@ -143,7 +153,9 @@ impl State {
     pub fn control_turn(&mut self) {
         let now_us = self.now.monotonic_us;
         let interval_us = self.config.offset_save_interval_ms * 1000;
-        let Some(task) = &mut self.control else { return };
+        let Some(task) = &mut self.control else {
+            return;
+        };
         if now_us < task.last_tick_us + TICK_US {
             return;
         }
@@ -168,17 +180,27 @@ impl State {
     /// Asks for all offsets, to write them into the settings file.
     pub fn save_offsets(&mut self) {
         let now_us = self.now.monotonic_us;
-        let Some(task) = &mut self.control else { return };
+        let Some(task) = &mut self.control else {
+            return;
+        };
         task.last_offsets_us = now_us;
         task.saving_offsets = true;
-        let query = ReportQuery { offsets: true, store: true, ..ReportQuery::default() };
+        let query = ReportQuery {
+            offsets: true,
+            store: true,
+            ..ReportQuery::default()
+        };
         self.gather(Ask::Report(Arc::new(query)), None, GatherThen::SaveOffsets);
     }
 
     fn run_effects(&mut self) {
         loop {
-            let Some(task) = self.control.as_mut().filter(|task| !task.saving) else { return };
-            let Some(effect) = task.effects.pop_front() else { return };
+            let Some(task) = self.control.as_mut().filter(|task| !task.saving) else {
+                return;
+            };
+            let Some(effect) = task.effects.pop_front() else {
+                return;
+            };
             self.run_effect(effect);
         }
     }
@@ -227,12 +249,22 @@ impl State {
                 let then = GatherThen::Finish(*request);
                 self.gather(Ask::Report(Arc::new(query)), None, then);
             }
-            Effect::SearchOffsets { topic, queue_ids, timestamp, request } => {
+            Effect::SearchOffsets {
+                topic,
+                queue_ids,
+                timestamp,
+                request,
+            } => {
                 self.search(&topic, queue_ids, timestamp, *request);
             }
-            Effect::ReadRecord { physical_offset, request } => {
+            Effect::ReadRecord {
+                physical_offset,
+                request,
+            } => {
                 let shard = shard::address::split(physical_offset).map(|(shard, _)| shard);
-                let core = shard.and_then(|shard| self.home_of(shard)).unwrap_or(self.core);
+                let core = shard
+                    .and_then(|shard| self.home_of(shard))
+                    .unwrap_or(self.core);
                 let then = GatherThen::Record(*request);
                 self.gather(Ask::Record { physical_offset }, Some(core), then);
             }
@@ -247,7 +279,10 @@ impl State {
     /// Tells every core, this one first.
     fn broadcast(&mut self, change: Change) {
         self.send_to(self.core, MeshMessage::Change(change.clone()));
-        for core in (0..self.mesh.cores()).filter(|core| *core != self.core).collect::<Vec<_>>() {
+        for core in (0..self.mesh.cores())
+            .filter(|core| *core != self.core)
+            .collect::<Vec<_>>()
+        {
             self.send_to(core, MeshMessage::Change(change.clone()));
         }
     }
@@ -255,7 +290,13 @@ impl State {
     fn set_offsets(&mut self, sets: Vec<crate::control::effects::OffsetSet>, reset: bool) {
         let sets = Arc::new(sets);
         for core in 0..self.mesh.cores() {
-            self.send_to(core, MeshMessage::SetOffsets { sets: sets.clone(), reset });
+            self.send_to(
+                core,
+                MeshMessage::SetOffsets {
+                    sets: sets.clone(),
+                    reset,
+                },
+            );
         }
     }
 
@@ -268,17 +309,35 @@ impl State {
         };
         let id = self.open_gather(missing, then);
         for core in cores {
-            self.send_to(core, MeshMessage::Ask { gather: id, ask: ask.clone() });
+            self.send_to(
+                core,
+                MeshMessage::Ask {
+                    gather: id,
+                    ask: ask.clone(),
+                },
+            );
         }
     }
 
     fn open_gather(&mut self, missing: usize, then: GatherThen) -> u64 {
         let since_us = self.now.monotonic_us;
-        let Some(task) = &mut self.control else { return 0 };
+        let Some(task) = &mut self.control else {
+            return 0;
+        };
         task.next_gather += 1;
         let id = task.next_gather;
         let (reports, found, records) = (Vec::new(), Vec::new(), Vec::new());
-        task.gathers.insert(id, Gather { missing, since_us, reports, found, records, then });
+        task.gathers.insert(
+            id,
+            Gather {
+                missing,
+                since_us,
+                reports,
+                found,
+                records,
+                then,
+            },
+        );
         id
     }
 
@@ -289,8 +348,17 @@ impl State {
                 let home = usize::try_from(queue_id)
                     .ok()
                     .and_then(|id| self.directory.topics.get(topic)?.homes.get(id).copied());
-                let core = home.and_then(|home| self.home_of(home.shard)).unwrap_or(self.core);
-                (core, Ask::Offset { topic: topic.to_owned(), queue_id, timestamp })
+                let core = home
+                    .and_then(|home| self.home_of(home.shard))
+                    .unwrap_or(self.core);
+                (
+                    core,
+                    Ask::Offset {
+                        topic: topic.to_owned(),
+                        queue_id,
+                        timestamp,
+                    },
+                )
             })
             .collect();
         let id = self.open_gather(asks.len(), GatherThen::Search(request));
@@ -304,7 +372,11 @@ impl State {
 
     /// Takes what a core told.
     pub fn on_told(&mut self, id: u64, told: Told) {
-        let Some(gather) = self.control.as_mut().and_then(|task| task.gathers.get_mut(&id)) else {
+        let Some(gather) = self
+            .control
+            .as_mut()
+            .and_then(|task| task.gathers.get_mut(&id))
+        else {
             return;
         };
         match told {
@@ -322,7 +394,11 @@ impl State {
     }
 
     fn finish_gather(&mut self, id: u64) {
-        let Some(gather) = self.control.as_mut().and_then(|task| task.gathers.remove(&id)) else {
+        let Some(gather) = self
+            .control
+            .as_mut()
+            .and_then(|task| task.gathers.remove(&id))
+        else {
             return;
         };
         let (reports, found, records) = (gather.reports, gather.found, gather.records);
@@ -353,7 +429,11 @@ impl State {
             }
         };
         let unique = query.unique_key_query.unwrap_or(false);
-        let bound = if unique { 32 } else { self.config.query_messages_max as i32 };
+        let bound = if unique {
+            32
+        } else {
+            self.config.query_messages_max as i32
+        };
         let records_max = query.max_num.clamp(1, bound.max(1)) as usize;
         let ask = KeyQuery {
             topic: query.topic.to_string(),
@@ -363,7 +443,11 @@ impl State {
             to_ms: query.end_timestamp,
             records_max,
         };
-        self.gather(Ask::Key(Arc::new(ask)), None, GatherThen::Key(*reply, records_max));
+        self.gather(
+            Ask::Key(Arc::new(ask)),
+            None,
+            GatherThen::Key(*reply, records_max),
+        );
     }
 
     fn answer_by_key(&mut self, reply: &ReplyTo, mut records: Vec<Vec<u8>>, most: usize) {
@@ -375,14 +459,22 @@ impl State {
             RecordView::parse(record).map_or(0, |view| std::cmp::Reverse(view.store_timestamp()).0)
         });
         records.truncate(most);
-        let last = records.last().and_then(|record| RecordView::parse(record).ok());
-        let (time, offset) =
-            last.map_or((0, 0), |view| (view.store_timestamp(), view.physical_offset()));
+        let last = records
+            .last()
+            .and_then(|record| RecordView::parse(record).ok());
+        let (time, offset) = last.map_or((0, 0), |view| {
+            (view.store_timestamp(), view.physical_offset())
+        });
         let ext = [
             ("indexLastUpdatePhyoffset", ExtValue::Int(offset)),
             ("indexLastUpdateTimestamp", ExtValue::Int(time)),
         ];
-        let head = Reply { code: response::SUCCESS, opaque: reply.opaque, remark: None, ext: &ext };
+        let head = Reply {
+            code: response::SUCCESS,
+            opaque: reply.opaque,
+            remark: None,
+            ext: &ext,
+        };
         let mut frame = Vec::new();
         encode_reply(&mut frame, reply.serialization, &head, &records.concat());
         self.deliver(reply.link, &frame);
@@ -390,7 +482,9 @@ impl State {
 
     /// Takes the end of a settings write.
     pub fn on_saved(&mut self, name: &str, result: Result<(), String>) {
-        let Some(task) = &mut self.control else { return };
+        let Some(task) = &mut self.control else {
+            return;
+        };
         if name == OFFSETS_FILE {
             task.saving_offsets = false;
             if let Err(error) = &result {
@@ -408,7 +502,9 @@ impl State {
     }
 
     fn write_offsets(&mut self, reports: &[Report]) {
-        let Some(task) = &mut self.control else { return };
+        let Some(task) = &mut self.control else {
+            return;
+        };
         let mut offsets: Vec<&OffsetReport> = reports.iter().flat_map(|r| &r.offsets).collect();
         offsets.sort_by(|a, b| {
             (&a.topic, &a.group, a.queue_id).cmp(&(&b.topic, &b.group, b.queue_id))
@@ -432,7 +528,10 @@ impl State {
         }
         bytes.extend_from_slice(b"}}");
         task.saved_offsets = table;
-        self.jobs.push(CoreJob::Save { name: OFFSETS_FILE, bytes });
+        self.jobs.push(CoreJob::Save {
+            name: OFFSETS_FILE,
+            bytes,
+        });
     }
 }
 
@@ -468,12 +567,23 @@ mod tests {
 
     fn report(topic: &str, group: &str, queue_id: i32, offset: i64) -> OffsetReport {
         let (topic, group) = (topic.to_owned(), group.to_owned());
-        OffsetReport { group, topic, queue_id, offset, pull_offset: -1, last_timestamp: 0 }
+        OffsetReport {
+            group,
+            topic,
+            queue_id,
+            offset,
+            pull_offset: -1,
+            last_timestamp: 0,
+        }
     }
 
     #[test]
     fn offsets_are_written_in_rocketmqs_shape() {
-        let (a, b, c) = (report("T", "g", 0, 5), report("T", "g", 1, 6), report("U", "h", 0, 7));
+        let (a, b, c) = (
+            report("T", "g", 0, 5),
+            report("T", "g", 1, 6),
+            report("U", "h", 0, 7),
+        );
         let text = String::from_utf8(offsets_json(&[&a, &b, &c])).unwrap();
         assert_eq!(text, r#"{"offsetTable":{"T@g":{0:5,1:6},"U@h":{0:7}}}"#);
         assert_eq!(offsets_json(&[]), br#"{"offsetTable":{}}"#);

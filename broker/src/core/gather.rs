@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use shard::Shard;
 use shard::cold::{Answer, Question};
 use wire::codes::response;
 use wire::header::{Reply, encode_reply};
@@ -118,68 +119,52 @@ impl State {
             (Then::AnswerView(reply), Answer::Records(records)) => {
                 self.answer_record(&reply, records.first());
             }
-            (
-                Then::TellOffset {
-                    core,
-                    gather,
-                    queue_id,
-                    min,
-                    max,
-                },
-                answer,
-            ) => {
+            (Then::AnswerOffset(reply) | Then::AnswerView(reply), _) => {
+                let remark = "unexpected answer of the store";
+                self.answer(&reply, response::SYSTEM_ERROR, Some(remark));
+            }
+            (Then::Back(order), answer) => self.on_back_record(*order, answer),
+            (then, answer) => self.tell(then, answer),
+        }
+    }
+
+    /// Tells a gathering core what a shard answered.
+    fn tell(&mut self, then: Then, answer: Answer) {
+        let records = match &answer {
+            Answer::Records(records) => records.clone(),
+            _ => Vec::new(),
+        };
+        let (core, gather, told) = match then {
+            Then::TellOffset {
+                core,
+                gather,
+                queue_id,
+                min,
+                max,
+            } => {
                 let offset = if let Answer::Offset(offset) = answer {
                     offset
                 } else {
                     min
                 };
-                let told = Told::Offset(queue_id, offset, min, max);
-                self.send_to(core, MeshMessage::Told { gather, told });
+                (core, gather, Told::Offset(queue_id, offset, min, max))
             }
-            (Then::TellRecord { core, gather }, answer) => {
-                let record = match answer {
-                    Answer::Records(records) => records.into_iter().next(),
-                    _ => None,
-                };
-                self.send_to(
-                    core,
-                    MeshMessage::Told {
-                        gather,
-                        told: Told::Record(record),
-                    },
-                );
+            Then::TellRecord { core, gather } => {
+                (core, gather, Told::Record(records.into_iter().next()))
             }
-            (
-                Then::TellKey {
-                    core,
-                    gather,
-                    query,
-                },
-                answer,
-            ) => {
-                let mut records = match answer {
-                    Answer::Records(records) => records,
-                    _ => Vec::new(),
-                };
+            Then::TellKey {
+                core,
+                gather,
+                query,
+            } => {
+                let mut records = records;
                 records.retain(|record| has_key(record, &query));
                 records.truncate(query.records_max);
-                self.send_to(
-                    core,
-                    MeshMessage::Told {
-                        gather,
-                        told: Told::Records(records),
-                    },
-                );
+                (core, gather, Told::Records(records))
             }
-            (Then::Back(order), answer) => self.on_back_record(*order, answer),
-            (Then::AnswerOffset(reply) | Then::AnswerView(reply), _) => {
-                self.answer(
-                    &reply,
-                    response::SYSTEM_ERROR,
-                    Some("unexpected answer of the store"),
-                );
-            }
-        }
+            _ => return,
+        };
+        self.send_to(core, MeshMessage::Told { gather, told });
     }
 
     fn answer_record(&mut self, reply: &ReplyTo, record: Option<&Vec<u8>>) {
@@ -282,49 +267,12 @@ impl State {
             core: self.core,
             ..Report::default()
         };
-        let wanted = |topic: &str| {
-            query
-                .topics
-                .as_ref()
-                .is_none_or(|topics| topics.iter().any(|name| name == topic))
-        };
         for local in &self.shards {
-            let shard = &local.shard;
             if query.queues {
-                for (index, queue) in shard.queues().iter().filter(|(_, q)| wanted(&q.topic)) {
-                    report.queues.push(QueueReport {
-                        topic: queue.topic.to_string(),
-                        queue_id: queue.queue_id,
-                        shard: shard.number(),
-                        min_offset: queue.min_offset as i64,
-                        max_offset: queue.readable as i64,
-                        first_store_timestamp: shard.first_store_timestamp(index),
-                        last_store_timestamp: queue.last_store_timestamp,
-                    });
-                }
+                report.queues.extend(queue_reports(&local.shard, query));
             }
             if query.offsets {
-                let group = query.group.as_deref();
-                let offsets = shard.offsets().iter();
-                for (topic, name, entry) in offsets.filter(|(topic, ..)| wanted(topic)) {
-                    let elsewhere = !self.lives_on(topic, entry.queue_id, shard.number());
-                    if group.is_some_and(|group| group != name) || entry.offset < 0 || elsewhere {
-                        continue;
-                    }
-                    let last_timestamp =
-                        shard.queues().find(topic, entry.queue_id).and_then(|at| {
-                            let before = u64::try_from(entry.offset - 1).ok()?;
-                            shard.store_timestamp_in_memory(at, before)
-                        });
-                    report.offsets.push(OffsetReport {
-                        group: name.to_owned(),
-                        topic: topic.to_owned(),
-                        queue_id: entry.queue_id,
-                        offset: entry.offset,
-                        pull_offset: entry.pull_offset,
-                        last_timestamp: last_timestamp.unwrap_or(0),
-                    });
-                }
+                self.report_offsets(&local.shard, query, &mut report.offsets);
             }
             if query.store {
                 report.stores.push(store_report(local));
@@ -333,26 +281,76 @@ impl State {
         if query.store
             && let Some(first) = report.stores.first_mut()
         {
-            first.get_messages = self.counters.get_messages;
-            first.get_found = self.counters.get_found;
-            first.get_missed = self.counters.get_missed;
-            first.get_bytes = self.counters.get_bytes;
-            for (topic, entry) in &self.directory.topics {
-                if entry.put.messages > 0 {
-                    first
-                        .topic_put
-                        .push((topic.to_string(), entry.put.messages, entry.put.bytes));
-                }
-                for (group, got) in &entry.got {
-                    let (topic, group) = (topic.to_string(), group.to_string());
-                    first
-                        .group_get
-                        .push((topic, group, got.messages, got.bytes));
-                }
-            }
+            self.report_counters(first);
         }
         report
     }
+
+    fn report_offsets(&self, shard: &Shard, query: &ReportQuery, out: &mut Vec<OffsetReport>) {
+        let group = query.group.as_deref();
+        for (topic, name, entry) in shard.offsets().iter() {
+            let elsewhere = !self.lives_on(topic, entry.queue_id, shard.number());
+            let asked = wants(query, topic) && group.is_none_or(|group| group == name);
+            if !asked || entry.offset < 0 || elsewhere {
+                continue;
+            }
+            let last_timestamp = shard.queues().find(topic, entry.queue_id).and_then(|at| {
+                let before = u64::try_from(entry.offset - 1).ok()?;
+                shard.store_timestamp_in_memory(at, before)
+            });
+            out.push(OffsetReport {
+                group: name.to_owned(),
+                topic: topic.to_owned(),
+                queue_id: entry.queue_id,
+                offset: entry.offset,
+                pull_offset: entry.pull_offset,
+                last_timestamp: last_timestamp.unwrap_or(0),
+            });
+        }
+    }
+
+    /// Counters that are kept per core go with its first shard.
+    fn report_counters(&self, first: &mut StoreReport) {
+        first.get_messages = self.counters.get_messages;
+        first.get_found = self.counters.get_found;
+        first.get_missed = self.counters.get_missed;
+        first.get_bytes = self.counters.get_bytes;
+        for (topic, entry) in &self.directory.topics {
+            if entry.put.messages > 0 {
+                let put = (topic.to_string(), entry.put.messages, entry.put.bytes);
+                first.topic_put.push(put);
+            }
+            for (group, got) in &entry.got {
+                let (topic, group) = (topic.to_string(), group.to_string());
+                first
+                    .group_get
+                    .push((topic, group, got.messages, got.bytes));
+            }
+        }
+    }
+}
+
+fn wants(query: &ReportQuery, topic: &str) -> bool {
+    let topics = query.topics.as_ref();
+    topics.is_none_or(|topics| topics.iter().any(|name| name == topic))
+}
+
+fn queue_reports<'a>(
+    shard: &'a Shard,
+    query: &'a ReportQuery,
+) -> impl Iterator<Item = QueueReport> + 'a {
+    let queues = shard.queues().iter();
+    queues
+        .filter(|(_, queue)| wants(query, &queue.topic))
+        .map(|(index, queue)| QueueReport {
+            topic: queue.topic.to_string(),
+            queue_id: queue.queue_id,
+            shard: shard.number(),
+            min_offset: queue.min_offset as i64,
+            max_offset: queue.readable as i64,
+            first_store_timestamp: shard.first_store_timestamp(index),
+            last_store_timestamp: queue.last_store_timestamp,
+        })
 }
 
 fn store_report(local: &super::state::LocalShard) -> StoreReport {

@@ -7,17 +7,21 @@
 //! Invariant: no message costs anything here, a core never waits for a reader of the page (it gives
 //! a sample up rather than wait for the slot), and the page's length has a bound.
 
-use std::collections::BTreeMap;
+mod page;
+#[cfg(test)]
+mod tests;
+
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use shard::runtime::sys;
 
+use self::page::{Page, escaped, is_label_name, sampled};
 use super::report::Report;
 use super::state::{LocalShard, State};
 use crate::config::Config;
-use crate::control::{ControlCounters, names};
+use crate::control::ControlCounters;
 use crate::health::Health;
 
 /// How often a core publishes, in microseconds.
@@ -177,7 +181,10 @@ impl Metrics {
             escaped(cluster),
             escaped(node)
         );
-        for (name, value) in config.metrics_label.split(',').filter_map(|pair| pair.split_once(':'))
+        for (name, value) in config
+            .metrics_label
+            .split(',')
+            .filter_map(|pair| pair.split_once(':'))
         {
             if is_label_name(name.trim()) {
                 let _ = write!(labels, ",{}=\"{}\"", name.trim(), escaped(value.trim()));
@@ -239,7 +246,13 @@ impl Metrics {
         let version = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
         page.add("pinion_build_info", "gauge", "The program.", &version, 1);
         let phase = format!("phase=\"{}\"", self.health.phase().word());
-        page.add("pinion_phase", "gauge", "What the broker is doing.", &phase, 1);
+        page.add(
+            "pinion_phase",
+            "gauge",
+            "What the broker is doing.",
+            &phase,
+            1,
+        );
         let percent = self.health.progress().0;
         let help = "Progress of recovery in percent; 100 once clients are served.";
         page.add("pinion_recovery_percent", "gauge", help, "", percent);
@@ -259,227 +272,26 @@ impl Metrics {
         }
         let medium = "storage_type=\"local\",storage_medium=\"disk\"";
         let store = [
-            ("rocketmq_storage_size", "Bytes of the commit log.", log_bytes),
-            ("rocketmq_storage_flush_behind_bytes", "Bytes not flushed to the device.", unsynced),
-            ("rocketmq_storage_dispatch_behind_bytes", "Bytes not readable yet.", unreadable),
+            (
+                "rocketmq_storage_size",
+                "Bytes of the commit log.",
+                log_bytes,
+            ),
+            (
+                "rocketmq_storage_flush_behind_bytes",
+                "Bytes not flushed to the device.",
+                unsynced,
+            ),
+            (
+                "rocketmq_storage_dispatch_behind_bytes",
+                "Bytes not readable yet.",
+                unreadable,
+            ),
         ];
         for (name, help, value) in store {
             page.add(name, "gauge", help, medium, value);
         }
     }
-}
-
-/// Series that come from the control task's reports.
-fn sampled(sample: &Sample, page: &mut Page<'_>) {
-    let counters = &sample.counters;
-    let broker = [
-        ("rocketmq_broker_permission", "2 write, 4 read, 6 both.", u64::from(sample.permission)),
-        ("rocketmq_topic_number", "Topics.", counters.topics as u64),
-        ("rocketmq_consumer_group_number", "Consumer groups.", counters.groups as u64),
-        ("pinion_client_registrations", "Registrations of clients.", counters.registrations as u64),
-        ("pinion_queue_locks", "Queues locked by ordered consumers.", counters.locks as u64),
-    ];
-    for (name, help, value) in broker {
-        page.add(name, "gauge", help, "", value);
-    }
-    let help = "How often a bound was met; the request was refused or the connection closed.";
-    let bound = "bound=\"control\"";
-    page.add("pinion_bound_hits_total", "counter", help, bound, counters.bound_hits);
-    reserve_time(sample, page);
-    messages_in(sample, page);
-    messages_out(sample, page);
-    delayed(sample, page);
-    lag(sample, page);
-}
-
-fn reserve_time(sample: &Sample, page: &mut Page<'_>) {
-    let stores = sample.reports.iter().flat_map(|report| &report.stores);
-    let oldest = stores.map(|store| store.earliest_store_timestamp).filter(|ms| *ms > 0).min();
-    let age_ms = oldest.map_or(0, |ms| sample.at_ms.saturating_sub(ms));
-    let medium = "storage_type=\"local\",storage_medium=\"disk\"";
-    let help = "Age of the oldest message, in milliseconds.";
-    let age_ms = u64::try_from(age_ms).unwrap_or(0);
-    page.add("rocketmq_storage_message_reserve_time", "gauge", help, medium, age_ms);
-}
-
-fn messages_in(sample: &Sample, page: &mut Page<'_>) {
-    let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    for store in sample.reports.iter().flat_map(|report| &report.stores) {
-        for (topic, messages, bytes) in &store.topic_put {
-            let sum = sums.entry(topic).or_default();
-            sum.0 += messages;
-            sum.1 += bytes;
-        }
-    }
-    for (topic, (messages, bytes)) in sums {
-        let labels = format!(
-            "topic=\"{}\",message_type=\"normal\",is_system=\"{}\"",
-            escaped(topic),
-            names::is_system_topic(topic)
-        );
-        let help = "Messages sent to a topic.";
-        page.named("rocketmq_messages_in_total", "counter", help, &labels, messages);
-        let help = "Bytes of bodies sent to a topic.";
-        page.named("rocketmq_throughput_in_total", "counter", help, &labels, bytes);
-    }
-}
-
-/// Labels of a consumer group on a topic.
-fn group_labels(topic: &str, group: &str) -> String {
-    let system = names::is_system_topic(topic) || names::SYSTEM_GROUPS.contains(&group);
-    format!(
-        "topic=\"{}\",consumer_group=\"{}\",is_system=\"{system}\",is_retry=\"{}\"",
-        escaped(topic),
-        escaped(group),
-        topic.starts_with(names::RETRY_PREFIX)
-    )
-}
-
-fn messages_out(sample: &Sample, page: &mut Page<'_>) {
-    let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
-    for store in sample.reports.iter().flat_map(|report| &report.stores) {
-        for (topic, group, messages, bytes) in &store.group_get {
-            let sum = sums.entry((topic, group)).or_default();
-            sum.0 += messages;
-            sum.1 += bytes;
-        }
-    }
-    for ((topic, group), (messages, bytes)) in sums {
-        let labels = group_labels(topic, group);
-        let help = "Messages handed to a group.";
-        page.named("rocketmq_messages_out_total", "counter", help, &labels, messages);
-        let help = "Bytes handed to a group.";
-        page.named("rocketmq_throughput_out_total", "counter", help, &labels, bytes);
-    }
-}
-
-fn delayed(sample: &Sample, page: &mut Page<'_>) {
-    let mut levels: BTreeMap<i32, u64> = BTreeMap::new();
-    for store in sample.reports.iter().flat_map(|report| &report.stores) {
-        for (level, count) in &store.delayed {
-            *levels.entry(*level).or_default() += count;
-        }
-    }
-    for (level, count) in levels {
-        let labels = format!("level=\"{level}\"");
-        let help = "Delayed messages not yet delivered.";
-        page.add("pinion_delayed_messages", "gauge", help, &labels, count);
-    }
-}
-
-/// How far groups are behind: from the ends of queues and the offsets on them.
-fn lag(sample: &Sample, page: &mut Page<'_>) {
-    let queues = sample.reports.iter().flat_map(|report| &report.queues);
-    let ends: BTreeMap<(&str, i32), i64> =
-        queues.map(|queue| ((queue.topic.as_str(), queue.queue_id), queue.max_offset)).collect();
-    let mut sums: BTreeMap<(&str, &str), (u64, u64, u64)> = BTreeMap::new();
-    for offset in sample.reports.iter().flat_map(|report| &report.offsets) {
-        let key = (offset.topic.as_str(), offset.queue_id);
-        let Some(end) = ends.get(&key).copied() else { continue };
-        let pulled = offset.pull_offset.max(offset.offset);
-        let behind = |from: i64, to: i64| u64::try_from(to.saturating_sub(from)).unwrap_or(0);
-        let sum = sums.entry((&offset.topic, &offset.group)).or_default();
-        sum.0 += behind(offset.offset, end);
-        sum.1 += behind(offset.offset, pulled);
-        sum.2 += behind(pulled, end);
-    }
-    for ((topic, group), (lag, in_flight, ready)) in sums {
-        let labels = group_labels(topic, group);
-        let series = [
-            ("rocketmq_consumer_lag_messages", "Messages a group has not committed.", lag),
-            ("rocketmq_consumer_inflight_messages", "Messages pulled, not committed.", in_flight),
-            ("rocketmq_consumer_ready_messages", "Messages not pulled yet.", ready),
-        ];
-        for (name, help, value) in series {
-            page.named(name, "gauge", help, &labels, value);
-        }
-    }
-}
-
-struct Family {
-    kind: &'static str,
-    help: &'static str,
-    lines: String,
-}
-
-/// The page while it is made.
-struct Page<'a> {
-    labels: &'a str,
-    families: BTreeMap<&'static str, Family>,
-    named: usize,
-    left_out: u64,
-}
-
-impl<'a> Page<'a> {
-    fn new(labels: &'a str) -> Self {
-        Self { labels, families: BTreeMap::new(), named: 0, left_out: 0 }
-    }
-
-    fn add(
-        &mut self,
-        name: &'static str,
-        kind: &'static str,
-        help: &'static str,
-        labels: &str,
-        value: u64,
-    ) {
-        let family = self.families.entry(name).or_insert_with(|| Family {
-            kind,
-            help: help.trim(),
-            lines: String::new(),
-        });
-        let comma = if labels.is_empty() { "" } else { "," };
-        // Writing to a string cannot fail.
-        let _ = writeln!(family.lines, "{name}{{{}{comma}{labels}}} {value}", self.labels);
-    }
-
-    /// Adds a series that clients can make more of.
-    fn named(
-        &mut self,
-        name: &'static str,
-        kind: &'static str,
-        help: &'static str,
-        labels: &str,
-        value: u64,
-    ) {
-        if self.named >= NAMED_SERIES_MAX {
-            self.left_out += 1;
-            return;
-        }
-        self.named += 1;
-        self.add(name, kind, help, labels, value);
-    }
-
-    fn add_all(&mut self, figures: &[Figure], place: &str) {
-        for (metric, kind, help, value) in figures {
-            let (name, own) = metric.split_once('{').unwrap_or((metric, ""));
-            let own = own.trim_end_matches('}');
-            let comma = if own.is_empty() { "" } else { "," };
-            self.add(name, kind, help, &format!("{place}{comma}{own}"), *value);
-        }
-    }
-
-    fn finish(mut self) -> String {
-        let help = "Series left out because the page would be too long.";
-        self.add("pinion_metrics_left_out", "gauge", help, "", self.left_out);
-        let mut out = String::new();
-        for (name, family) in &self.families {
-            let Family { kind, help, lines } = family;
-            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
-        }
-        out
-    }
-}
-
-/// A label's value with what would end it made harmless.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn is_label_name(name: &str) -> bool {
-    let first = name.bytes().next();
-    first.is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_')
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 impl State {
@@ -489,7 +301,9 @@ impl State {
             return;
         }
         self.published_us = self.now.monotonic_us;
-        let Some(places) = self.metrics.cores.get() else { return };
+        let Some(places) = self.metrics.cores.get() else {
+            return;
+        };
         if let Some(place) = places.cores.get(self.core) {
             self.publish_core(place);
         }
@@ -503,7 +317,11 @@ impl State {
 
     fn publish_core(&self, place: &CoreFigures) {
         let counters = &self.counters;
-        let waiting: usize = self.waiting.iter().map(std::collections::VecDeque::len).sum();
+        let waiting: usize = self
+            .waiting
+            .iter()
+            .map(std::collections::VecDeque::len)
+            .sum();
         set(&place.frames, counters.frames);
         set(&place.malformed, counters.malformed);
         set(&place.connections, self.net.len() as u64);
@@ -522,7 +340,12 @@ impl State {
     /// Whether a sample should bring queues and offsets along, for the lag of groups.
     #[must_use]
     pub fn wants_lag(&self) -> bool {
-        let queues: usize = self.directory.topics.values().map(|entry| entry.homes.len()).sum();
+        let queues: usize = self
+            .directory
+            .topics
+            .values()
+            .map(|entry| entry.homes.len())
+            .sum();
         queues <= LAG_QUEUES_MAX && self.metrics.is_looked_at(self.now.monotonic_us)
     }
 
@@ -550,153 +373,33 @@ fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigu
     set(&place.latency_max_us, latency.max_us());
     set(&place.replies_waiting, local.replies.len() as u64);
     set(&place.groups, log.groups_submitted());
-    set(&place.buffer_held_bytes, log.tail().saturating_sub(log.written()));
-    set(&place.unsynced_bytes, log.tail().saturating_sub(log.synced()));
-    set(&place.unreadable_bytes, log.tail().saturating_sub(log.watermark()));
+    set(
+        &place.buffer_held_bytes,
+        log.tail().saturating_sub(log.written()),
+    );
+    set(
+        &place.unsynced_bytes,
+        log.tail().saturating_sub(log.synced()),
+    );
+    set(
+        &place.unreadable_bytes,
+        log.tail().saturating_sub(log.watermark()),
+    );
     set(&place.oldest_write_us, log.oldest_in_flight_us(now));
-    set(&place.log_bytes, log.tail().saturating_sub(log.min_position()));
+    set(
+        &place.log_bytes,
+        log.tail().saturating_sub(log.min_position()),
+    );
     set(&place.parked, shard.parked_held() as u64);
     set(&place.poisoned, u64::from(log.poison().is_some()));
-    set(&place.disk_used_percent, u64::from(shard.disk_used_percent()));
+    set(
+        &place.disk_used_percent,
+        u64::from(shard.disk_used_percent()),
+    );
     set(&place.delayed_delivered, counters.delayed_delivered);
     set(&place.delayed_dropped, counters.delayed_dropped);
     set(&place.damaged_records, counters.damaged_records);
     set(&place.cold_windows, counters.cold_windows);
     set(&place.segments_prepared, counters.segments_prepared);
     set(&place.segments_dropped, counters.segments_dropped);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::report::{OffsetReport, QueueReport, StoreReport};
-
-    fn metrics(labels: &str) -> Metrics {
-        let mut config = Config::default();
-        for (key, value) in [("brokerName", "b-1"), ("metricsLabel", labels)] {
-            config.set(key, value, crate::config::Origin::Default).unwrap();
-        }
-        Metrics::new(&config, Arc::new(Health::default()))
-    }
-
-    fn sample() -> Sample {
-        let store = |messages| StoreReport {
-            topic_put: vec![("T".into(), messages, messages * 10)],
-            group_get: vec![("T".into(), "g".into(), messages, messages * 10)],
-            earliest_store_timestamp: 400,
-            ..StoreReport::default()
-        };
-        let queue = QueueReport {
-            topic: "T".into(),
-            queue_id: 0,
-            shard: 0,
-            min_offset: 0,
-            max_offset: 100,
-            first_store_timestamp: 0,
-            last_store_timestamp: 0,
-        };
-        let offset = OffsetReport {
-            group: "g".into(),
-            topic: "T".into(),
-            queue_id: 0,
-            offset: 60,
-            pull_offset: 90,
-            last_timestamp: 0,
-        };
-        let first = Report {
-            stores: vec![store(3)],
-            queues: vec![queue],
-            offsets: vec![offset],
-            ..Report::default()
-        };
-        let second = Report { core: 1, stores: vec![store(4)], ..Report::default() };
-        let counters = ControlCounters { topics: 9, ..ControlCounters::default() };
-        Sample { reports: vec![first, second], counters, permission: 6, at_ms: 1_000 }
-    }
-
-    #[test]
-    fn the_page_tells_the_phase_before_any_core_runs() {
-        let text = metrics("").text();
-        assert!(text.contains("pinion_phase{cluster=\"DefaultCluster\",node_type=\"broker\","));
-        assert!(text.contains("phase=\"starting\"} 1\n"), "{text}");
-        assert!(!text.contains("rocketmq_topic_number"), "{text}");
-    }
-
-    #[test]
-    fn every_family_has_one_head_and_every_line_the_common_labels() {
-        let metrics = metrics("zone:a,bad name:x,rack:\"7\"");
-        metrics.set_cores(2, 3);
-        metrics.take_sample(sample());
-        let text = metrics.text();
-        let common = "{cluster=\"DefaultCluster\",node_type=\"broker\",node_id=\"b-1\",\
-                      zone=\"a\",rack=\"\\\"7\\\"\"";
-        let mut heads = std::collections::HashSet::new();
-        for line in text.lines() {
-            match line.strip_prefix("# TYPE ") {
-                Some(head) => assert!(heads.insert(head.to_owned()), "{head} twice"),
-                None if line.starts_with('#') => {}
-                None => {
-                    let (name, rest) = line.split_at(line.find('{').unwrap());
-                    assert!(rest.starts_with(common), "{line}");
-                    let kinds = ["counter", "gauge"];
-                    assert!(kinds.iter().any(|kind| heads.contains(&format!("{name} {kind}"))));
-                }
-            }
-        }
-        assert!(text.contains("core=\"1\",bound=\"mesh\"} 0\n"), "{text}");
-        assert!(text.contains("shard=\"2\",quantile=\"0.99\"} 0\n"), "{text}");
-    }
-
-    #[test]
-    fn topics_and_groups_are_summed_over_the_cores() {
-        let metrics = metrics("");
-        metrics.take_sample(sample());
-        let text = metrics.text();
-        let value = |start: &str, label: &str| {
-            let line = text.lines().find(|line| line.starts_with(start) && line.contains(label));
-            line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.to_owned())
-        };
-        let expect = [
-            ("rocketmq_messages_in_total{", "topic=\"T\",message_type=\"normal\"", "7"),
-            ("rocketmq_throughput_in_total{", "is_system=\"false\"", "70"),
-            ("rocketmq_messages_out_total{", "topic=\"T\",consumer_group=\"g\"", "7"),
-            ("rocketmq_consumer_lag_messages{", "is_retry=\"false\"", "40"),
-            ("rocketmq_consumer_inflight_messages{", "consumer_group=\"g\"", "30"),
-            ("rocketmq_consumer_ready_messages{", "consumer_group=\"g\"", "10"),
-            ("rocketmq_storage_message_reserve_time{", "storage_type=\"local\"", "600"),
-            ("rocketmq_topic_number{", "node_id", "9"),
-            ("rocketmq_broker_permission{", "node_id", "6"),
-        ];
-        for (start, label, wanted) in expect {
-            assert_eq!(value(start, label).as_deref(), Some(wanted), "{start} in {text}");
-        }
-    }
-
-    #[test]
-    fn a_page_in_the_making_costs_a_sample_and_no_wait() {
-        let metrics = metrics("");
-        let held = metrics.sample.lock().unwrap();
-        metrics.take_sample(sample());
-        drop(held);
-        assert!(!metrics.text().contains("rocketmq_topic_number"));
-    }
-
-    #[test]
-    fn too_many_names_are_left_out_and_counted() {
-        let mut page = Page::new("");
-        for number in 0..NAMED_SERIES_MAX + 3 {
-            page.named("n", "gauge", "", &format!("topic=\"{number}\""), 1);
-        }
-        let text = page.finish();
-        assert!(text.contains("pinion_metrics_left_out{} 3\n"));
-    }
-
-    #[test]
-    fn lag_is_asked_for_only_while_somebody_looks() {
-        let metrics = metrics("");
-        assert!(!metrics.is_looked_at(sys::monotonic_us()));
-        let _ = metrics.text();
-        assert!(metrics.is_looked_at(sys::monotonic_us()));
-        assert!(!metrics.is_looked_at(sys::monotonic_us() + 2 * WANTED_US));
-    }
 }

@@ -93,7 +93,7 @@ impl State {
             waits_for: WaitsFor::Disk,
             group_sys_flag,
             topic_sys_flag,
-            suggested_broker: suggested_broker.into(),
+            suggested_broker,
         };
         self.commit_with_pull(&request, &topic, &group, (local, home.index));
         let reset = self

@@ -178,9 +178,10 @@ impl State {
         };
         let (topic, group) = (&*update.topic, &*update.consumer_group);
         let pending = shard.offsets().get(topic, group, update.queue_id);
-        let end = shard.bounds(home.index).map_or(0, |(_, end)| end as i64);
         // A consumer of a topic that was deleted and made again still commits where it stood.
-        let stale = update.commit_offset > end;
+        let end = shard.bounds(home.index).map_or(0, |(_, end)| end as i64);
+        let stale =
+            update.commit_offset > end && self.directory.made_again.contains(&*update.topic);
         if stale || pending.is_some_and(|entry| entry.reset_to >= 0) {
             return self.answer(reply, response::SUCCESS, None);
         }

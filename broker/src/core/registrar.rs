@@ -1,7 +1,9 @@
 //! Registration of this broker with its name servers.
 //!
 //! Each name server has one connection. A new connection gets the whole table at once, a change
-//! only what changed, and every period the whole table again.
+//! only what changed, and every period the whole table again. A name server of this program is also
+//! asked every few seconds for topics that sends created on other brokers of the cluster; how it is
+//! told apart and what is said is in `namesrv::offer`.
 //!
 //! Invariant: whatever a name server forgot, it knows again one second after it is reachable.
 
@@ -16,7 +18,12 @@ use wire::header::{ExtValue, Header, encode_request};
 
 use super::connections::Purpose;
 use super::state::State;
+use crate::namesrv::offer::{
+    ASK_FIELD, GONE_FIELD, OFFER_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE,
+};
 
+/// How often a name server that knows offers is asked for them, in microseconds.
+const ASK_US: u64 = 3_000_000;
 /// Pause before a name server is dialled again, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
@@ -35,6 +42,16 @@ struct Server {
     registered_at_us: u64,
     full: bool,
     told_down: bool,
+    /// Whether it answered with offers once on this connection.
+    knows_offers: bool,
+    asked_at_us: u64,
+}
+
+impl Server {
+    fn ask_at_us(&self) -> Option<u64> {
+        let is_asked = self.knows_offers && matches!(self.link, Link::Up(_));
+        is_asked.then_some(self.asked_at_us + ASK_US)
+    }
 }
 
 /// What the broker says of itself.
@@ -60,6 +77,16 @@ pub struct Registrar {
     all: bool,
     opaque: i32,
     dirty: bool,
+    /// The newest version told with the whole table or a part of it.
+    told_version: Option<DataVersion>,
+}
+
+/// What is sent of the topics.
+struct Sent {
+    kind: &'static str,
+    version: DataVersion,
+    topics: BTreeMap<String, TopicConfig>,
+    gone: Vec<String>,
 }
 
 impl Registrar {
@@ -74,6 +101,8 @@ impl Registrar {
             registered_at_us: 0,
             full: true,
             told_down: false,
+            knows_offers: false,
+            asked_at_us: 0,
         });
         Self {
             identity,
@@ -82,6 +111,7 @@ impl Registrar {
             all: false,
             opaque: 0,
             dirty: false,
+            told_version: None,
         }
     }
 
@@ -106,14 +136,17 @@ impl Registrar {
             Link::Up(_) if server.full => Some(0),
             Link::Up(_) => Some(server.registered_at_us + period_us),
         });
-        due.min()
+        let asks = self.servers.iter().filter_map(Server::ask_at_us);
+        due.chain(asks).min()
     }
 
-    fn register_frame(
-        &mut self,
-        version: DataVersion,
-        topics: BTreeMap<String, TopicConfig>,
-    ) -> Vec<u8> {
+    fn register_frame(&mut self, asks: bool, sent: Sent) -> Vec<u8> {
+        let Sent {
+            kind,
+            version,
+            topics,
+            gone,
+        } = sent;
         let table = TopicConfigTable {
             data_version: version,
             mapping_data_version: Some(DataVersion::default()),
@@ -129,6 +162,7 @@ impl Registrar {
         let crc = crc_of(&body);
         self.opaque = self.opaque.wrapping_add(1) & i32::MAX;
         let identity = &self.identity;
+        let gone = gone.join(",");
         let ext = [
             ("brokerName", ExtValue::Str(&identity.broker_name)),
             ("brokerAddr", ExtValue::Str(&identity.broker_address)),
@@ -138,10 +172,46 @@ impl Registrar {
             ("enableActingMaster", ExtValue::Bool(false)),
             ("compressed", ExtValue::Bool(false)),
             ("bodyCrc32", ExtValue::Int(i64::from(crc))),
+            (TABLE_FIELD, ExtValue::Str(kind)),
+            (GONE_FIELD, ExtValue::Str(&gone)),
+            (ASK_FIELD, ExtValue::Bool(asks)),
         ];
         let mut frame = Vec::with_capacity(body.len() + 512);
         let code = request::REGISTER_BROKER;
-        encode_request(&mut frame, Serialization::Json, code, self.opaque, false, &ext, &body);
+        encode_request(
+            &mut frame,
+            Serialization::Json,
+            code,
+            self.opaque,
+            false,
+            &ext,
+            &body,
+        );
+        frame
+    }
+
+    /// A sign of life that asks for offers.
+    fn ask_frame(&mut self) -> Vec<u8> {
+        self.opaque = self.opaque.wrapping_add(1) & i32::MAX;
+        let identity = &self.identity;
+        let ext = [
+            ("clusterName", ExtValue::Str(&identity.cluster_name)),
+            ("brokerAddr", ExtValue::Str(&identity.broker_address)),
+            ("brokerName", ExtValue::Str(&identity.broker_name)),
+            ("brokerId", ExtValue::Int(identity.broker_id)),
+            (ASK_FIELD, ExtValue::Bool(true)),
+        ];
+        let mut frame = Vec::new();
+        let code = request::BROKER_HEARTBEAT;
+        encode_request(
+            &mut frame,
+            Serialization::Json,
+            code,
+            self.opaque,
+            false,
+            &ext,
+            &[],
+        );
         frame
     }
 
@@ -156,7 +226,15 @@ impl Registrar {
         ];
         let mut frame = Vec::new();
         let code = request::UNREGISTER_BROKER;
-        encode_request(&mut frame, Serialization::Json, code, self.opaque, false, &ext, &[]);
+        encode_request(
+            &mut frame,
+            Serialization::Json,
+            code,
+            self.opaque,
+            false,
+            &ext,
+            &[],
+        );
         frame
     }
 }
@@ -171,29 +249,20 @@ impl State {
     pub fn register_turn<D: Driver>(&mut self, driver: &mut D) {
         let now_us = self.now.monotonic_us;
         let period_us = self.config.register_period_ms * 1000;
-        let stopping = self.stopping;
-        let Some(task) = self.control.as_deref_mut() else { return };
-        let registrar = &mut task.registrar;
-        for (index, server) in registrar.servers.iter_mut().enumerate() {
-            if let Link::Down { retry_at_us } = server.link
-                && now_us >= retry_at_us
-                && !stopping
-            {
-                let count = server.addresses.len().max(1);
-                let Some(address) = server.addresses.get(server.next_address % count) else {
-                    continue;
-                };
-                server.next_address += 1;
-                let id = driver.connect(*address);
-                server.link = Link::Dialling(id.0);
-                self.net.insert(id, Purpose::Registration(index), *address, now_us);
-            }
+        if !self.stopping {
+            self.dial_name_servers(driver);
         }
+        let Some(task) = self.control.as_deref_mut() else {
+            return;
+        };
+        let registrar = &mut task.registrar;
         let due: Vec<(u64, bool)> = registrar
             .servers
             .iter_mut()
             .filter_map(|server| {
-                let Link::Up(connection) = server.link else { return None };
+                let Link::Up(connection) = server.link else {
+                    return None;
+                };
                 let full = server.full || now_us >= server.registered_at_us + period_us;
                 if !(full || registrar.dirty) {
                     return None;
@@ -209,16 +278,79 @@ impl State {
         let changed = std::mem::take(&mut registrar.changed);
         (registrar.all, registrar.dirty) = (false, false);
         if due.is_empty() {
+            return self.ask_for_offers();
+        }
+        if !changed.is_empty() {
+            task.control
+                .renew_version(self.now.wall_ms, task.registrar.told_version);
+        }
+        let asks = task.registrar.identity.broker_id == 0 && task.control.takes_offers();
+        for (connection, full) in due {
+            let version = task.control.topics_version();
+            task.registrar.told_version = Some(version);
+            let (part, gone) = task.control.registration_part(&changed);
+            let (kind, topics) = if full {
+                (TABLE_WHOLE, task.control.registration_topics())
+            } else {
+                (TABLE_PART, part)
+            };
+            let sent = Sent {
+                kind,
+                version,
+                topics,
+                gone,
+            };
+            let frame = task.registrar.register_frame(asks, sent);
+            if let Some(out) = self.net.output(connection) {
+                out.extend_from_slice(&frame);
+            }
+        }
+        self.ask_for_offers();
+    }
+
+    fn dial_name_servers<D: Driver>(&mut self, driver: &mut D) {
+        let now_us = self.now.monotonic_us;
+        let Some(task) = self.control.as_deref_mut() else {
+            return;
+        };
+        for (index, server) in task.registrar.servers.iter_mut().enumerate() {
+            if let Link::Down { retry_at_us } = server.link
+                && now_us >= retry_at_us
+            {
+                let count = server.addresses.len().max(1);
+                let Some(address) = server.addresses.get(server.next_address % count) else {
+                    continue;
+                };
+                server.next_address += 1;
+                let id = driver.connect(*address);
+                server.link = Link::Dialling(id.0);
+                self.net
+                    .insert(id, Purpose::Registration(index), *address, now_us);
+            }
+        }
+    }
+
+    /// Asks name servers that know offers, when it is time.
+    fn ask_for_offers(&mut self) {
+        let now_us = self.now.monotonic_us;
+        let Some(task) = self.control.as_deref_mut() else {
+            return;
+        };
+        let is_master = task.registrar.identity.broker_id == 0;
+        let mut due = Vec::new();
+        for server in &mut task.registrar.servers {
+            if let Link::Up(connection) = server.link
+                && server.ask_at_us().is_some_and(|at_us| at_us <= now_us)
+            {
+                server.asked_at_us = now_us;
+                due.push(connection);
+            }
+        }
+        if !(is_master && task.control.takes_offers()) {
             return;
         }
-        let (version, topics) = task.control.registration_topics();
-        for (connection, full) in due {
-            let topics = if full {
-                topics.clone()
-            } else {
-                changed.iter().filter_map(|name| topics.get_key_value(name)).map(owned).collect()
-            };
-            let frame = task.registrar.register_frame(version, topics);
+        for connection in due {
+            let frame = task.registrar.ask_frame();
             if let Some(out) = self.net.output(connection) {
                 out.extend_from_slice(&frame);
             }
@@ -227,7 +359,10 @@ impl State {
 
     /// A connection to a name server is up.
     pub fn registration_up(&mut self, index: usize, connection: ConnectionId) {
-        let server = self.control.as_mut().and_then(|task| task.registrar.servers.get_mut(index));
+        let server = self
+            .control
+            .as_mut()
+            .and_then(|task| task.registrar.servers.get_mut(index));
         if let Some(server) = server {
             server.link = Link::Up(connection.0);
             server.full = true;
@@ -240,23 +375,39 @@ impl State {
     /// A connection to a name server is gone or could not be made.
     pub fn registration_down(&mut self, index: usize) {
         let retry_at_us = self.now.monotonic_us + RETRY_US;
-        let server = self.control.as_mut().and_then(|task| task.registrar.servers.get_mut(index));
+        let server = self
+            .control
+            .as_mut()
+            .and_then(|task| task.registrar.servers.get_mut(index));
         if let Some(server) = server {
             server.link = Link::Down { retry_at_us };
+            server.knows_offers = false;
             if !std::mem::replace(&mut server.told_down, true) {
-                tracing::warn!(name_server = server.name, "name server not reachable, dialling on");
+                tracing::warn!(
+                    name_server = server.name,
+                    "name server not reachable, dialling on"
+                );
             }
         }
     }
 
     /// A name server answered a registration.
     pub fn on_registration_answer(&mut self, index: usize, header: &Header<'_>, _body: &[u8]) {
-        if !header.is_response() || header.code == 0 {
+        if !header.is_response() {
             return;
         }
-        let remark = header.remark.map(|text| text.to_cow().into_owned()).unwrap_or_default();
+        if header.code == 0 {
+            return self.take_offers(index, header);
+        }
+        let remark = header
+            .remark
+            .map(|text| text.to_cow().into_owned())
+            .unwrap_or_default();
         let retry_us = self.now.monotonic_us;
-        let server = self.control.as_mut().and_then(|task| task.registrar.servers.get_mut(index));
+        let server = self
+            .control
+            .as_mut()
+            .and_then(|task| task.registrar.servers.get_mut(index));
         if let Some(server) = server {
             let (name, code) = (&server.name, header.code);
             tracing::warn!(name_server = name, code, remark, "registration refused");
@@ -266,9 +417,32 @@ impl State {
         }
     }
 
+    fn take_offers(&mut self, index: usize, header: &Header<'_>) {
+        let Some(offers) = header.ext.str(OFFER_FIELD) else {
+            return;
+        };
+        let now_us = self.now.monotonic_us;
+        let server = self
+            .control
+            .as_mut()
+            .and_then(|task| task.registrar.servers.get_mut(index));
+        if let Some(server) = server
+            && !std::mem::replace(&mut server.knows_offers, true)
+        {
+            server.asked_at_us = now_us;
+        }
+        if !offers.is_empty() {
+            self.with_control(|control, now_ms, effects| {
+                control.take_offers(now_ms, &offers, effects);
+            });
+        }
+    }
+
     /// Takes this broker out of all routes.
     pub fn unregister(&mut self) {
-        let Some(task) = self.control.as_deref_mut() else { return };
+        let Some(task) = self.control.as_deref_mut() else {
+            return;
+        };
         let frame = task.registrar.unregister_frame();
         for server in &task.registrar.servers {
             if let Link::Up(connection) = server.link
@@ -278,8 +452,4 @@ impl State {
             }
         }
     }
-}
-
-fn owned((name, topic): (&String, &TopicConfig)) -> (String, TopicConfig) {
-    (name.clone(), topic.clone())
 }

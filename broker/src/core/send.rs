@@ -234,6 +234,36 @@ impl State {
         }
     }
 
+    /// Puts the properties of a single message into the scratch; the error is what is illegal.
+    fn prepare_properties(&mut self, request: &SendRequest<'_>) -> Result<Wishes, String> {
+        let stored = &mut self.scratch.properties;
+        stored.clear();
+        if let Some(text) = request.properties {
+            text.append_to(stored);
+        }
+        if stored.len() > PROPERTIES_BYTES_MAX {
+            let bytes = stored.len();
+            return Err(format!(
+                "properties of {bytes} bytes, bound {PROPERTIES_BYTES_MAX}"
+            ));
+        }
+        if properties::needs_separator(stored) {
+            stored.push(properties::ENTRY_SEPARATOR);
+        }
+        let mut found = wishes(stored);
+        if found.timer {
+            return Err("timer messages are not supported by this version".to_owned());
+        }
+        if found.transaction {
+            return Err("transactional messages are not supported by this version".to_owned());
+        }
+        if found.unique.is_none() {
+            let unique = super::unique::append_unique_key(stored, self.store_host, self.now);
+            found.unique = Some(unique);
+        }
+        Ok(found)
+    }
+
     fn append_single(
         &mut self,
         origin: &Origin,
@@ -242,55 +272,30 @@ impl State {
         body: &[u8],
         target: &Target,
     ) -> Result<(), Refusal> {
+        let found = match self.prepare_properties(request) {
+            Ok(found) => found,
+            Err(remark) => {
+                self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+                return Ok(());
+            }
+        };
         let stored = &mut self.scratch.properties;
-        stored.clear();
-        if let Some(text) = request.properties {
-            text.append_to(stored);
-        }
-        if stored.len() > PROPERTIES_BYTES_MAX {
-            let remark = format!(
-                "properties of {} bytes, bound {PROPERTIES_BYTES_MAX}",
-                stored.len()
-            );
-            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
-            return Ok(());
-        }
-        if properties::needs_separator(stored) {
-            stored.push(properties::ENTRY_SEPARATOR);
-        }
-        let mut found = wishes(stored);
-        if found.transaction || found.timer {
-            let kind = if found.timer {
-                "timer"
-            } else {
-                "transactional"
-            };
-            let remark = format!("{kind} messages are not supported by this version");
-            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
-            return Ok(());
-        }
-        if found.unique.is_none() {
-            found.unique = Some(super::unique::append_unique_key(
-                stored,
-                self.store_host,
-                self.now,
-            ));
-        }
-        let Some(local) = self.shards.get_mut(target.local) else {
+        let Some(shard) = self
+            .shards
+            .get_mut(target.local)
+            .map(|local| &mut local.shard)
+        else {
             return Ok(());
         };
         if found.delay_level > 0 {
-            let topic = local
-                .shard
-                .queues()
-                .get(target.queue)
-                .map_or("", |queue| &*queue.topic);
-            properties::append(stored, properties::REAL_TOPIC, topic);
+            let queue = shard.queues().get(target.queue);
             properties::append(
                 stored,
-                properties::REAL_QUEUE_ID,
-                &target.queue_id.to_string(),
+                properties::REAL_TOPIC,
+                queue.map_or("", |q| &*q.topic),
             );
+            let queue_id = target.queue_id.to_string();
+            properties::append(stored, properties::REAL_QUEUE_ID, &queue_id);
         }
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
         let message = NewMessage {
@@ -308,20 +313,14 @@ impl State {
             keys: found.keys.map(|place| cut(place, stored)),
         };
         let appended = if found.delay_level > 0 {
-            local
-                .shard
-                .append_delayed(self.now, message, found.delay_level)
+            shard.append_delayed(self.now, message, found.delay_level)?
         } else {
-            local.shard.append(self.now, &message)
+            shard.append(self.now, &message)?
         };
-        let appended = appended?;
         self.count_put(target, 1, body.len());
-        self.scratch.ids.clear();
-        ids::offset_msg_id(
-            &mut self.scratch.ids,
-            self.store_host,
-            appended.physical_offset,
-        );
+        let ids = &mut self.scratch.ids;
+        ids.clear();
+        ids::offset_msg_id(ids, self.store_host, appended.physical_offset);
         self.finish_send(
             reply,
             target,

@@ -85,35 +85,31 @@ fn shard_config(
     }
 }
 
-/// Opens and recovers the store.
-pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreError> {
-    let config = &plan.config;
-    let root = config.store_path_root.as_path().to_path_buf();
-    let direct = if plan.granted.direct {
-        config.direct
-    } else {
-        value::Need::Auto
-    };
-    let mode = if direct == value::Need::Require {
-        DirectMode::Require
-    } else {
-        DirectMode::Auto
-    };
-    let storage = RealStorage::new(mode);
+fn make_dirs(storage: &RealStorage, config: &Config, root: &Path) -> Result<(), CoreError> {
     let dirs = [
-        root.clone(),
+        root.to_path_buf(),
         root.join("config"),
         config.store_path_commit_log.as_path().to_path_buf(),
         root.join("consumequeue"),
     ];
-    for dir in &dirs {
-        storage
-            .create_dirs(dir)
-            .map_err(|source| CoreError::Machine {
-                what: format!("creating {}", dir.display()),
-                source,
-            })?;
-    }
+    dirs.iter().try_for_each(|dir| {
+        let made = storage.create_dirs(dir);
+        made.map_err(|source| CoreError::Machine {
+            what: format!("creating {}", dir.display()),
+            source,
+        })
+    })
+}
+
+/// Opens and recovers the store.
+pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreError> {
+    let config = &plan.config;
+    let root = config.store_path_root.as_path().to_path_buf();
+    let storage = RealStorage::new(match config.direct {
+        value::Need::Require => DirectMode::Require,
+        value::Need::Auto => DirectMode::Auto,
+    });
+    make_dirs(&storage, config, &root)?;
     let lock = super::store::lock(&root)?;
     let wanted = u16::try_from(config.shards).unwrap_or(1).max(1);
     let segment_bytes = config.segment_bytes.0;
@@ -187,7 +183,10 @@ impl RecoveryJob<'_> {
 
     fn run_one(&self, number: u16) -> Result<Recovered<RealStorage>, CoreError> {
         let segment_bytes = self.identity.segment_bytes;
-        let survivor = self.buffer_dir.and_then(|dir| self.survivor(dir, number));
+        // The buffer lies where the last start had it, wherever this one is told to have it.
+        let last_dir = self.identity.buffer_dir.as_deref();
+        let mut dirs = last_dir.into_iter().chain(self.buffer_dir);
+        let survivor = dirs.find_map(|dir| self.survivor(dir, number));
         let told = std::cell::Cell::new((0u64, 0u64));
         let progress = |done: u64, total: u64| {
             let (done_before, total_before) = told.get();

@@ -186,6 +186,8 @@ pub struct State {
     pub stopping: bool,
     /// Time of the last log line about malformed frames, in monotonic microseconds.
     pub malformed_logged_us: u64,
+    /// Whether a shard has work left that this turn did not finish.
+    pub turn_again: bool,
     /// Connections to close.
     pub to_close: Vec<u64>,
     /// Questions to shards of this core that need the disk.

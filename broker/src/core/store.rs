@@ -30,6 +30,9 @@ pub struct StoreIdentity {
     pub segment_bytes: u64,
     /// Whether the last process wrote everything out.
     pub clean: bool,
+    /// Directory of the write buffers of the last start that outlive the process.
+    #[serde(default)]
+    pub buffer_dir: Option<PathBuf>,
 }
 
 impl StoreIdentity {
@@ -69,6 +72,7 @@ impl StoreIdentity {
             shards,
             segment_bytes,
             clean: true,
+            buffer_dir: None,
         };
         Ok((fresh, false))
     }

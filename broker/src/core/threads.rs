@@ -14,13 +14,16 @@ use shard::mesh::{BellReader, BellRinger, Mesh, MeshEnd};
 use shard::recovery::Recovered;
 use shard::runtime::Driver as _;
 use shard::runtime::uring::{LogPort, UringConfig, UringDriver};
-use shard::runtime::{COLD_SLOT_BYTES, probe, sys};
+use shard::runtime::{COLD_SLOT_BYTES, sys};
 
 use super::connections::Purpose;
 use super::control_task::ControlTask;
 use super::messages::{Change, MeshMessage};
 use super::metrics::Metrics;
 use super::namesrv_task::{KV_FILE, NameServerTask};
+use super::outside::{
+    both_families, broker_addresses, check_free, dial_advertised, start_exporter, start_health,
+};
 use super::registrar::{Identity, Registrar};
 use super::start::{self, OpenStore};
 use super::state::{CoreError, HotSettings, LocalShard, State};
@@ -29,12 +32,15 @@ use super::turn::Core;
 use crate::cli::banner::{Banner, BrokerLines};
 use crate::cli::{NamesrvPlan, RunPlan};
 use crate::config::Config;
-use crate::config::value::MetricsExporter;
 use crate::control::effects::Effect;
 use crate::control::{Control, ControlSetup, SavedTables};
 use crate::health::{Health, HealthServer, Phase};
 use crate::namesrv::{NameServer, NameServerConfig};
 use crate::settings;
+
+/// Lockable memory that a ring takes for each entry, generously: the entry, eight completions, and
+/// what the kernel rounds up.
+const RING_BYTES_PER_ENTRY: u64 = 512;
 
 /// What a core thread needs.
 struct Seed {
@@ -125,7 +131,7 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     }
 }
 
-fn machine(what: &str, source: std::io::Error) -> CoreError {
+pub(super) fn machine(what: &str, source: std::io::Error) -> CoreError {
     CoreError::Machine {
         what: what.to_owned(),
         source,
@@ -156,80 +162,6 @@ fn halt(stop: &AtomicBool, ringers: &[BellRinger], threads: Vec<JoinHandle<bool>
         .into_iter()
         .map(|thread| thread.join().unwrap_or(false))
         .fold(true, |a, b| a & b)
-}
-
-/// Dials the advertised address from a thread of its own and warns when nobody answers there.
-fn dial_advertised(config: &Config) {
-    let (host, port) = (config.broker_ip1.clone(), config.listen_port);
-    let dial = move || {
-        if let Err(warning) = crate::config::address::dial_advertised(&host, port) {
-            tracing::warn!("{warning}");
-        }
-    };
-    if let Err(error) = std::thread::Builder::new()
-        .name("dial".to_owned())
-        .spawn(dial)
-    {
-        tracing::warn!(%error, "the advertised address was not tried");
-    }
-}
-
-/// The page of Prometheus on RocketMQ's port, when `metricsExporterType` asks for it.
-fn start_exporter(
-    plan: &RunPlan,
-    health: &Arc<Health>,
-    metrics: &Arc<Metrics>,
-) -> Result<Option<HealthServer>, CoreError> {
-    let config = &plan.config;
-    if !plan.broker || config.metrics_exporter != MetricsExporter::Prom {
-        return Ok(None);
-    }
-    let found = config.metrics_host.resolve(config.metrics_port);
-    let found = found.map_err(|source| machine("resolving metricsPromExporterHost", source))?;
-    let Some(address) = found.first().copied() else {
-        return Ok(None);
-    };
-    let metrics = metrics.clone();
-    match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
-        Ok(server) => Ok(Some(server)),
-        Err(source) => Err(CoreError::Listen {
-            address,
-            key: "metricsPromExporterPort",
-            source,
-        }),
-    }
-}
-
-fn start_health(
-    plan: &RunPlan,
-    health: &Arc<Health>,
-    metrics: &Arc<Metrics>,
-) -> Result<Option<HealthServer>, CoreError> {
-    let Some((port, must)) = plan.config.health_port() else {
-        return Ok(None);
-    };
-    let address = plan
-        .config
-        .health_address
-        .resolve(port)
-        .ok()
-        .and_then(|a| a.first().copied());
-    let Some(address) = address else {
-        return Ok(None);
-    };
-    let metrics = metrics.clone();
-    match HealthServer::start(address, health.clone(), Arc::new(move || metrics.text())) {
-        Ok(server) => Ok(Some(server)),
-        Err(source) if must => Err(CoreError::Listen {
-            address,
-            key: "pinion.healthPort",
-            source,
-        }),
-        Err(error) => {
-            tracing::warn!(%address, %error, "health port not opened (pinion.healthPort)");
-            Ok(None)
-        }
-    }
 }
 
 type Held = Option<(StoreIdentity, std::path::PathBuf, std::fs::File)>;
@@ -355,7 +287,14 @@ fn divide_store(
     } = store;
     identity.epoch += 1;
     identity.clean = false;
+    let last_dir = std::mem::replace(&mut identity.buffer_dir, buffer_dir.clone());
     identity.save(&root)?;
+    if let Some(dir) = last_dir.filter(|dir| Some(dir) != buffer_dir.as_ref()) {
+        // Recovery has written these buffers out; nobody else knows of them any more.
+        for number in 0..identity.shards {
+            let _ = std::fs::remove_file(super::store::buffer_path(&dir, &identity, number));
+        }
+    }
     let (control, effects) = control(config, &identity, &root, host, &shards)?;
     let (changes, effects) = settle_first_effects(&root, effects)?;
     let registrar = registrar(config)?;
@@ -506,66 +445,10 @@ fn name_server_config(keys: &crate::config::NamesrvConfig) -> NameServerConfig {
         return_order_topic_config_to_broker: keys.return_order_config,
         support_acting_master: keys.support_acting_master,
         need_wait_for_service: keys.wait_for_service,
-        wait_seconds_for_service: u64::from(keys.wait_for_service_s),
+        wait_seconds_for_service: keys.wait_for_service_s,
         scan_not_active_broker_interval_ms: keys.scan_interval_ms,
         ..NameServerConfig::default()
     }
-}
-
-/// Addresses of the broker's listeners: the main port and the VIP port two below it.
-fn broker_addresses(config: &Config) -> Result<Vec<SocketAddr>, CoreError> {
-    let mut addresses = Vec::new();
-    for port in [config.listen_port, config.listen_port.saturating_sub(2)] {
-        let found = config.bind_address.resolve(port);
-        let found = found.map_err(|source| machine("resolving bindAddress", source))?;
-        addresses.extend(found.first().map(|address| both_families(*address)));
-    }
-    check_free(&addresses, "listenPort")?;
-    Ok(addresses)
-}
-
-/// The address that stands for "every address of this machine" in both families, where the system
-/// has both: clients of IPv4 and IPv6 then come in at one listener, as they do with Java's broker.
-fn both_families(address: SocketAddr) -> SocketAddr {
-    let every = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, address.port()));
-    let separate = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only");
-    let together = separate.is_ok_and(|text| text.trim() == "0");
-    let any_port = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0));
-    if address.ip() == std::net::Ipv4Addr::UNSPECIFIED
-        && together
-        && sys::tcp_listener(any_port, false).is_ok()
-    {
-        return every;
-    }
-    address
-}
-
-/// The cores share their port among themselves; that it is not shared with another process is
-/// found out here.
-fn check_free(addresses: &[SocketAddr], key: &'static str) -> Result<(), CoreError> {
-    for address in addresses {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
-        loop {
-            match sys::tcp_listener(*address, false) {
-                Ok(_) => break,
-                // The ports of a killed process are freed a moment after it.
-                Err(error)
-                    if error.kind() == std::io::ErrorKind::AddrInUse
-                        && std::time::Instant::now() < deadline =>
-                {
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                }
-                Err(source) => {
-                    return Err(CoreError::Listen {
-                        address: *address,
-                        key,
-                        source,
-                    });
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 fn broker_lines(
@@ -638,12 +521,12 @@ fn run_core(seed: Seed, ready: &mpsc::Sender<Result<(), CoreError>>) -> bool {
 
 fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
     if let Some(cpu) = seed.cpu {
-        probe::pin_to_core(cpu)
-            .map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
+        sys::pin_to_cpu(cpu).map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
     }
     let config = seed.config.clone();
     let mut driver = UringDriver::new(UringConfig {
         core: seed.core,
+        entries: ring_entries(seed.lock_memory, seed.mesh.cores()),
         cold_slots: (config.cold_bytes.0 as usize / COLD_SLOT_BYTES).max(4),
         connections_max: config.connections_max as usize,
         log_port: seed.log_port,
@@ -653,7 +536,7 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
         storage: seed.storage.clone(),
         ..UringConfig::default()
     })
-    .map_err(|source| machine("setting up io_uring", source))?;
+    .map_err(no_ring)?;
     let mut shards = Vec::new();
     for (local, mut recovered) in std::mem::take(&mut seed.shards).into_iter().enumerate() {
         recovered.set_local(local as u16);
@@ -699,6 +582,34 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
         idle_scanned_us: now.monotonic_us,
         drain_until_us: None,
     })
+}
+
+/// Entries of a core's ring. Where not all memory may be locked, the rings of all cores together
+/// must still fit the limit, because the kernel counts them, too.
+fn ring_entries(lock_memory: bool, cores: usize) -> u32 {
+    let whole = UringConfig::default().entries;
+    if lock_memory {
+        return whole;
+    }
+    let share = sys::memlock_limit_bytes() / cores.max(1) as u64 / RING_BYTES_PER_ENTRY;
+    let share = u32::try_from(share).unwrap_or(whole).clamp(16, whole);
+    if share.is_power_of_two() {
+        share
+    } else {
+        share.next_power_of_two() / 2
+    }
+}
+
+fn no_ring(source: std::io::Error) -> CoreError {
+    if source.kind() != std::io::ErrorKind::OutOfMemory {
+        return machine("setting up io_uring", source);
+    }
+    let limit = sys::memlock_limit_bytes();
+    CoreError::Other(format!(
+        "setting up io_uring: {source}. Rings count against the limit on lockable memory, which is \
+         {limit} bytes (RLIMIT_MEMLOCK) here. Unit file: `LimitMEMLOCK=infinity`; container: \
+         `--ulimit memlock=-1:-1`; or use fewer cores (pinion.cores)"
+    ))
 }
 
 fn open_shard(
@@ -750,6 +661,7 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
         store_host: seed.store_host,
         stopping: false,
         malformed_logged_us: 0,
+        turn_again: false,
         to_close: Vec::new(),
         cold_asks: super::gather::ColdAsks::default(),
         jobs: super::jobs::Jobs::default(),

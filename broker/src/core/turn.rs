@@ -19,6 +19,8 @@ use super::state::State;
 
 /// Mesh messages handled per turn.
 const MESH_PER_TURN: usize = 4096;
+/// Times a shard is turned at most in one turn of the core.
+const SHARD_TURNS_MAX: usize = 4;
 /// How often idle connections are looked for, in microseconds.
 const IDLE_SCAN_US: u64 = 10_000_000;
 /// How soon a full mesh ring is tried again, in microseconds.
@@ -44,7 +46,8 @@ impl<D: Driver> Core<D> {
     /// Runs until the process stops and everything is on disk (or draining takes too long).
     pub fn run(&mut self) {
         loop {
-            let deadline = if self.state.mesh.has_pending() {
+            let again = std::mem::take(&mut self.state.turn_again);
+            let deadline = if again || self.state.mesh.has_pending() {
                 Some(0)
             } else {
                 self.deadline_us()
@@ -71,10 +74,7 @@ impl<D: Driver> Core<D> {
             self.begin_stop();
         }
         for index in 0..self.state.shards.len() {
-            if let Some(local) = self.state.shards.get_mut(index) {
-                local.shard.turn(self.state.now, &mut self.driver);
-            }
-            self.state.after_shard_turn(index);
+            self.turn_shard(index);
         }
         self.state.expire_pulls();
         self.state.control_turn();
@@ -86,6 +86,24 @@ impl<D: Driver> Core<D> {
         self.flush_connections();
         self.state.metrics_turn();
         self.scan_idle();
+    }
+
+    /// Turns one shard until nothing that came of it appended more: what is acknowledged in a turn
+    /// is readable, and on its way to disk, before the turn's answers leave.
+    fn turn_shard(&mut self, index: usize) {
+        for _ in 0..SHARD_TURNS_MAX {
+            let Some(local) = self.state.shards.get_mut(index) else {
+                return;
+            };
+            local.shard.turn(self.state.now, &mut self.driver);
+            let tail = local.shard.log().tail();
+            self.state.after_shard_turn(index);
+            let moved = |local: &super::state::LocalShard| local.shard.log().tail() != tail;
+            if !self.state.shards.get(index).is_some_and(moved) {
+                return;
+            }
+        }
+        self.state.turn_again = true;
     }
 
     fn drain_mesh(&mut self) {

@@ -1,4 +1,5 @@
-//! Owns the settings of the name server and their text form, `key=value` lines under RocketMQ's keys.
+//! Owns the settings of the name server and their text form, `key=value` lines under RocketMQ's
+//! keys.
 //!
 //! Invariant: an update is applied as a whole or not at all, and never touches a blacklisted key.
 
@@ -187,8 +188,8 @@ fn invalid(key: &str, value: &str, expected: &'static str) -> ConfigError {
     }
 }
 
-/// Reads the subset of Java properties that RocketMQ tools send: one `key=value` per line, comments,
-/// blank lines and backslash escapes inside values.
+/// Reads the subset of Java properties that RocketMQ tools send: one `key=value` per line,
+/// comments, blank lines and backslash escapes inside values.
 fn parse_properties(text: &str) -> Result<BTreeMap<String, String>, ConfigError> {
     if text.len() > PROPERTIES_BYTES_MAX {
         return Err(ConfigError::Unreadable("it is too long"));

@@ -12,9 +12,11 @@ use wire::requests::{
 };
 
 use super::answers::{self, Spelling};
-use super::registration::{read_data_version, read_queue_lists, read_registration};
+use super::registration::{
+    read_data_version, read_queue_lists, read_registration, with_table_kind,
+};
 use super::routes::{BrokerRegistration, Refusal, Registered};
-use super::{Answer, ConfigError, ExtText, NameServer};
+use super::{Answer, ConfigError, ExtText, NameServer, offer};
 
 /// Namespace of the queue order that `updateOrderConf` writes.
 const ORDER_NAMESPACE: &str = "ORDER_TOPIC_CONFIG";
@@ -59,8 +61,8 @@ impl NameServer {
                 response::TOPIC_NOT_EXIST,
                 format!(
                     "No topic route info in name server for the topic: {topic}. No live broker has \
-                     registered it: create the topic, or check that its broker is up and lists this \
-                     name server in namesrvAddr"
+                     registered it: create the topic, or check that its broker is up and lists \
+                     this name server in namesrvAddr"
                 ),
             ));
         };
@@ -98,9 +100,10 @@ impl NameServer {
     ) -> Outcome {
         let header = RegisterBroker::decode(&request.ext)?;
         let registration = match read_registration(&header, request.version, body) {
-            Ok(registration) => registration,
+            Ok(registration) => with_table_kind(registration, &request.ext),
             Err(error) => {
-                tracing::warn!(%peer, broker = &*header.broker_name, %error, "registration refused");
+                let broker = &*header.broker_name;
+                tracing::warn!(%peer, broker, %error, "registration refused");
                 return Ok(Answer::refused(error));
             }
         };
@@ -117,10 +120,12 @@ impl NameServer {
                         .with("haServerAddr", ExtText::Text(registered.ha_server_address))
                         .with("masterAddr", ExtText::Text(registered.master_address));
                 }
-                Ok(answer)
+                let (cluster, name) = (&registration.cluster_name, &registration.broker_name);
+                Ok(self.with_offers(answer, &request.ext, cluster, name))
             }
             Err(error) => {
-                tracing::warn!(%peer, broker = registration.broker_name, %error, "registration refused");
+                let broker = &registration.broker_name;
+                tracing::warn!(%peer, broker, %error, "registration refused");
                 Ok(Answer::refused(error))
             }
         }
@@ -132,7 +137,7 @@ impl NameServer {
         connection: Option<u64>,
         registration: &BrokerRegistration,
     ) -> Result<Registered, Refusal> {
-        let whole = self.table.repeats_version(registration);
+        let whole = self.table.is_whole(registration);
         let known = self.table.knows(registration);
         let registered = self.table.register(now_ms, connection, registration)?;
         if self.config.delete_topic_with_broker_registration {
@@ -170,7 +175,32 @@ impl NameServer {
         let header = BrokerHeartbeat::decode(ext)?;
         self.table
             .seen(now_ms, &header.cluster_name, &header.broker_addr);
-        Ok(Answer::success())
+        let (cluster, name) = (&header.cluster_name, &header.broker_name);
+        Ok(self.with_offers(Answer::success(), ext, cluster, name))
+    }
+
+    /// Adds what the asking broker lacks. The field itself, even without content, tells the broker
+    /// that this name server knows offers.
+    fn with_offers(
+        &mut self,
+        answer: Answer,
+        ext: &Ext<'_>,
+        cluster_name: &str,
+        broker_name: &str,
+    ) -> Answer {
+        let asks = matches!(ext.bool(offer::ASK_FIELD), Ok(Some(true)));
+        if !asks && ext.get(offer::TABLE_FIELD).is_none() {
+            return answer;
+        }
+        let mut text = String::new();
+        if asks {
+            // Changes may come one upon another; only what was begun is carried on with them.
+            let begins = ext.str(offer::TABLE_FIELD).as_deref() != Some(offer::TABLE_PART);
+            for offer in self.table.offers_for(cluster_name, broker_name, begins) {
+                offer.write(&mut text);
+            }
+        }
+        answer.with(offer::OFFER_FIELD, ExtText::Text(text))
     }
 
     pub(super) fn query_data_version(

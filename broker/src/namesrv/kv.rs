@@ -21,7 +21,8 @@ pub enum KvError {
     Unreadable(#[from] serde_json::Error),
     /// The bound is reached.
     #[error(
-        "key-value configuration would take {bytes} bytes, the bound is {KV_BYTES_MAX}; delete unused keys first"
+        "key-value configuration would take {bytes} bytes, the bound is {KV_BYTES_MAX}; \
+         delete unused keys first"
     )]
     Full {
         /// Bytes it would take.

@@ -7,6 +7,7 @@ mod answers;
 mod config;
 mod handlers;
 mod kv;
+pub mod offer;
 mod registration;
 mod routes;
 #[cfg(test)]
@@ -26,7 +27,7 @@ pub use registration::INFLATED_BYTES_MAX;
 pub use routes::{
     BROKERS_MAX, BrokerGroup, BrokerRegistration, DataVersion, HEARTBEAT_TIMEOUT_DEFAULT_MS,
     MASTER_ID, NAME_BYTES_MAX, PERM_READ, PERM_WRITE, QUEUE_ENTRIES_MAX, QueueData, Refusal,
-    Registered, Route, RouteTable, TOPIC_NAME_BYTES_MAX, TOPICS_MAX, TopicRegistration,
+    Registered, Route, RouteTable, TOPIC_NAME_BYTES_MAX, TOPICS_MAX, TableKind, TopicRegistration,
 };
 
 use kv::KvStore;

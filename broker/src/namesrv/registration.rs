@@ -9,9 +9,11 @@ use flate2::Crc;
 use flate2::read::ZlibDecoder;
 use thiserror::Error;
 use wire::body::{RegisterBrokerBody, TopicConfigTable, TopicRouteData, from_json};
+use wire::header::Ext;
 use wire::requests::RegisterBroker;
 
-use super::routes::{BrokerRegistration, DataVersion, QueueData, TopicRegistration};
+use super::offer::{CREATED_ATTRIBUTE, GONE_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE};
+use super::routes::{BrokerRegistration, DataVersion, QueueData, TableKind, TopicRegistration};
 
 /// Most bytes a compressed registration may inflate to.
 pub const INFLATED_BYTES_MAX: usize = 128 * 1024 * 1024;
@@ -87,6 +89,10 @@ pub fn read_registration(
                     perm: topic.perm,
                     topic_sys_flag: topic.topic_sys_flag,
                 },
+                created_ms: topic
+                    .attributes
+                    .get(CREATED_ATTRIBUTE)
+                    .and_then(|text| text.parse().ok()),
                 name: if topic.topic_name.is_empty() {
                     key
                 } else {
@@ -94,12 +100,30 @@ pub fn read_registration(
                 },
             })
             .collect(),
+        table: TableKind::Unsaid,
+        gone: Vec::new(),
         mappings: table
             .topic_queue_mapping_info_map
             .unwrap_or_default()
             .into_iter()
             .collect(),
     })
+}
+
+/// Adds what brokers of this program say about the table they send.
+pub fn with_table_kind(mut registration: BrokerRegistration, ext: &Ext<'_>) -> BrokerRegistration {
+    registration.table = match ext.str(TABLE_FIELD).as_deref() {
+        Some(TABLE_WHOLE) => TableKind::Whole,
+        Some(TABLE_PART) => TableKind::Part,
+        _ => TableKind::Unsaid,
+    };
+    let gone = ext.str(GONE_FIELD).unwrap_or_default();
+    registration.gone = gone
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect();
+    registration
 }
 
 /// Reads the `DataVersion` of code 322; no body is the zero version.

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use thiserror::Error;
 
+use self::spread::Spread;
+
 pub use wire::body::{DataVersion, PERM_READ, PERM_WRITE};
 
 /// Most topic names held.
@@ -56,6 +58,20 @@ pub struct TopicRegistration {
     pub name: String,
     /// Its queues on the registering broker.
     pub queues: QueueData,
+    /// When a send created it, in milliseconds; only brokers of this program say so.
+    pub created_ms: Option<i64>,
+}
+
+/// What the topics of a registration are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TableKind {
+    /// The broker does not say; only brokers of this program do.
+    #[default]
+    Unsaid,
+    /// All topics of the broker.
+    Whole,
+    /// The changed ones.
+    Part,
 }
 
 /// What a broker says about itself, whether it came in a frame or from the same process.
@@ -81,6 +97,11 @@ pub struct BrokerRegistration {
     pub data_version: DataVersion,
     /// The topics sent: the whole table or the changed ones.
     pub topics: Vec<TopicRegistration>,
+    /// Which of the two, if the broker says so.
+    pub table: TableKind,
+    /// Topics an administrator just deleted on the broker. Their routes stay until the name server
+    /// itself is told to delete them; they are only not offered to other brokers any more.
+    pub gone: Vec<String>,
     /// Static-topic mappings by topic, kept as the broker wrote them.
     pub mappings: Vec<(String, Value)>,
 }
@@ -238,6 +259,8 @@ pub struct RouteTable {
     live: BTreeMap<(String, String), LiveBroker>,
     /// Groups whose write permission is withheld from routes, see [`Self::effective_permission`].
     isolated: BTreeSet<String>,
+    /// Topics that brokers of a cluster follow each other with.
+    spread: Spread,
     bound_hits: u64,
 }
 
@@ -391,13 +414,20 @@ impl RouteTable {
         let before = entry.queues.len();
         if let Some(cluster_name) = cluster_name {
             let groups = &self.groups;
+            let spread = &mut self.spread;
             entry.queues.retain(|(name, _)| {
-                groups
+                let stays = groups
                     .get(name)
-                    .is_none_or(|group| group.cluster_name != cluster_name)
+                    .is_none_or(|group| group.cluster_name != cluster_name);
+                if !stays {
+                    spread.forget(topic, name);
+                }
+                stays
             });
         } else {
-            entry.queues.clear();
+            for (name, _) in entry.queues.drain(..) {
+                self.spread.forget(topic, &name);
+            }
         }
         self.queue_entries -= before - entry.queues.len();
         if entry.queues.is_empty() {
@@ -483,3 +513,4 @@ fn check_name(what: &'static str, name: &str, bytes_max: usize) -> Result<(), Re
 }
 
 mod membership;
+mod spread;

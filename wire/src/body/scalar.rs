@@ -33,7 +33,11 @@ where
     #[derive(serde::Deserialize)]
     struct One(#[serde(deserialize_with = "number")] i64);
     let list = Option::<Vec<One>>::deserialize(deserializer)?;
-    Ok(list.unwrap_or_default().into_iter().map(|One(value)| value).collect())
+    Ok(list
+        .unwrap_or_default()
+        .into_iter()
+        .map(|One(value)| value)
+        .collect())
 }
 
 struct NumberVisitor<T>(PhantomData<T>);

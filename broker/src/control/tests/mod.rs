@@ -4,6 +4,7 @@
 
 mod clients;
 mod offsets;
+mod origins;
 mod relays;
 mod tables;
 

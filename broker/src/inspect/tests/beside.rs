@@ -75,6 +75,7 @@ fn identity(store: &Store, clean: bool) -> StoreIdentity {
         shards: 1,
         segment_bytes: SEGMENT_BYTES as u64,
         clean,
+        buffer_dir: None,
     };
     fs::create_dir_all(store.dir.join("config")).unwrap();
     identity.save(&store.dir).unwrap();

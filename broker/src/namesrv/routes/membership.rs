@@ -1,15 +1,15 @@
 //! Owns how brokers come and go: registration, heartbeats, expiry and leaving.
 //!
 //! Invariant: a registration is applied as a whole or refused before anything changed. A topic the
-//! broker sends and the table lacks is always taken, whatever the versions say; that is what keeps a
-//! restarted name server from believing that a single-topic registration was the whole table.
+//! broker sends and the table lacks is always taken, whatever the versions say; that is what keeps
+//! a restarted name server from believing that a single-topic registration was the whole table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Arc, BROKERS_MAX, BrokerGroup, BrokerRegistration, DataVersion, Expired,
-    HEARTBEAT_TIMEOUT_DEFAULT_MS, LiveBroker, MASTER_ID, NAME_BYTES_MAX, PERM_WRITE, QueueData,
-    Refusal, Registered, RouteTable, check_name, follows,
+    HEARTBEAT_TIMEOUT_DEFAULT_MS, LiveBroker, MASTER_ID, NAME_BYTES_MAX, PERM_WRITE, Refusal,
+    Registered, RouteTable, TableKind, check_name, follows,
 };
 
 /// What the registration of an address means for the topics it brings.
@@ -23,8 +23,8 @@ struct Standing {
 }
 
 impl RouteTable {
-    /// Takes a registration; `connection` is none for a broker in this process, which stays until it
-    /// is unregistered.
+    /// Takes a registration; `connection` is none for a broker in this process, which stays until
+    /// it is unregistered.
     pub fn register(
         &mut self,
         now_ms: i64,
@@ -41,6 +41,7 @@ impl RouteTable {
         let standing = self.standing(registration);
         let name = self.join_group(registration);
         self.apply_topics(&name, registration, &standing);
+        self.take_marks(&name, registration);
         let timeout_ms = registration
             .heartbeat_timeout_ms
             .filter(|timeout_ms| *timeout_ms > 0)
@@ -121,17 +122,21 @@ impl RouteTable {
             .groups
             .get(registration.broker_name.as_str())
             .is_some_and(|group| group.addresses.contains_key(&registration.broker_id));
+        let is_whole = registration.table == TableKind::Whole;
         let Some(live) = self.live.get(&live_key(registration)) else {
             return Standing {
                 first: !known_id,
                 changed: true,
-                complete: false,
+                complete: is_whole,
             };
         };
         let changed = live.data_version != registration.data_version;
         // A repeated version comes only with the whole table: parts are sent upon a change.
-        let complete =
-            !changed || (live.complete && follows(registration.data_version, live.data_version));
+        let is_repeated = !changed && registration.table != TableKind::Part;
+        let complete = is_whole
+            || is_repeated
+            || (live.complete
+                && (!changed || follows(registration.data_version, live.data_version)));
         Standing {
             first: !known_id,
             changed,
@@ -237,8 +242,9 @@ impl RouteTable {
         let name = registration.broker_name.as_str();
         let mut removed = 0;
         self.topics.retain(|topic, entry| {
-            if !sent.contains(topic.as_str()) {
-                removed += usize::from(entry.remove(name));
+            if !sent.contains(topic.as_str()) && entry.remove(name) {
+                removed += 1;
+                self.spread.forget(topic, name);
             }
             !entry.queues.is_empty()
         });
@@ -250,11 +256,17 @@ impl RouteTable {
         self.live.contains_key(&live_key(registration))
     }
 
-    /// True when this registration repeats the stored version and therefore is the whole table.
-    pub fn repeats_version(&self, registration: &BrokerRegistration) -> bool {
-        self.live
-            .get(&live_key(registration))
-            .is_some_and(|live| live.data_version == registration.data_version)
+    /// True when this registration is known to be the whole table: it says so, or it says nothing
+    /// and repeats the stored version.
+    pub fn is_whole(&self, registration: &BrokerRegistration) -> bool {
+        match registration.table {
+            TableKind::Whole => true,
+            TableKind::Part => false,
+            TableKind::Unsaid => self
+                .live
+                .get(&live_key(registration))
+                .is_some_and(|live| live.data_version == registration.data_version),
+        }
     }
 
     fn master_of(&self, registration: &BrokerRegistration) -> Registered {
@@ -327,6 +339,9 @@ impl RouteTable {
         if emptied.is_empty() && headless.is_empty() {
             return;
         }
+        for broker_name in &emptied {
+            self.spread.forget_group(broker_name);
+        }
         let mut removed = 0;
         self.topics.retain(|_, entry| {
             for broker_name in &emptied {
@@ -377,32 +392,6 @@ impl RouteTable {
             .collect();
         self.leave_groups(&addresses);
         expired
-    }
-
-    /// Topics that other groups of the cluster have and `broker_name` lacks, with the largest number
-    /// of queues seen. A broker that creates topics on demand can follow its neighbours with it.
-    pub fn topics_missing_on(
-        &self,
-        cluster_name: &str,
-        broker_name: &str,
-    ) -> Vec<(&str, QueueData)> {
-        self.topics
-            .iter()
-            .filter(|(_, entry)| entry.get(broker_name).is_none())
-            .filter_map(|(topic, entry)| {
-                entry
-                    .queues
-                    .iter()
-                    .filter(|(name, _)| {
-                        self.groups
-                            .get(name)
-                            .is_some_and(|g| g.cluster_name == cluster_name)
-                    })
-                    .map(|(_, queues)| *queues)
-                    .max_by_key(|queues| queues.write_queue_nums)
-                    .map(|queues| (topic.as_str(), queues))
-            })
-            .collect()
     }
 }
 

@@ -125,7 +125,10 @@ fn disabled_lists_are_refused() {
 #[test]
 fn topic_registered_directly_needs_a_known_broker() {
     let mut peer = two_brokers();
-    let body = br#"{"brokerDatas":[{"brokerAddrs":{0:"x"},"brokerName":"broker-b"}],"queueDatas":[{"brokerName":"nobody","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2},{"brokerName":"broker-b","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2}]}"#;
+    let body = br#"{"brokerDatas":[{"brokerAddrs":{0:"x"},"brokerName":"broker-b"}],
+"queueDatas":[{"brokerName":"nobody","perm":6,"readQueueNums":2,"topicSysFlag":0,
+"writeQueueNums":2},{"brokerName":"broker-b","perm":6,"readQueueNums":2,"topicSysFlag":0,
+"writeQueueNums":2}]}"#;
     let code = request::REGISTER_TOPIC_IN_NAMESRV;
     assert_eq!(
         peer.call_as(2, NEW, code, &[("topic", "single")], body)
@@ -179,8 +182,8 @@ fn member_group_is_told_and_empty_when_unknown() {
     ];
     assert_eq!(
         peer.call(code, &ext).body,
-        "{\"brokerMemberGroup\":{\"brokerAddrs\":{0:\"10.0.0.1:10911\"},\"brokerName\":\"broker-a\",\
-         \"cluster\":\"DefaultCluster\"}}"
+        "{\"brokerMemberGroup\":{\"brokerAddrs\":{0:\"10.0.0.1:10911\"},\"brokerName\":\
+         \"broker-a\",\"cluster\":\"DefaultCluster\"}}"
     );
     let ext = [("clusterName", "DefaultCluster"), ("brokerName", "x")];
     assert!(peer.call(code, &ext).body.contains("\"brokerAddrs\":{},"));
@@ -324,24 +327,5 @@ fn unknown_codes_are_answered_3_and_one_way_requests_are_not_answered() {
     assert!(
         peer.raw(9, NEW, code, 1, &ext, &[]).is_empty(),
         "a response is nobody's request"
-    );
-}
-
-#[test]
-fn topics_missing_on_one_broker_are_found_among_its_neighbours() {
-    let peer = two_brokers();
-    let missing = peer
-        .server
-        .table()
-        .topics_missing_on("DefaultCluster", "broker-a");
-    assert_eq!(
-        missing.iter().map(|(topic, _)| *topic).collect::<Vec<_>>(),
-        ["V"]
-    );
-    assert!(
-        peer.server
-            .table()
-            .topics_missing_on("other", "broker-a")
-            .is_empty()
     );
 }

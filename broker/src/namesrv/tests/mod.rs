@@ -3,6 +3,7 @@
 mod administration;
 mod registration;
 mod routes;
+mod spread;
 
 use std::net::SocketAddr;
 

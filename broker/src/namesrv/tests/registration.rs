@@ -9,7 +9,15 @@ use super::*;
 use crate::namesrv::{BrokerRegistration, DataVersion, QueueData, TopicRegistration};
 
 /// The start of the body an Apache 5.x broker sends, integer keys bare where it has any.
-const APACHE_BODY: &str = r#"{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":2,"stateVersion":0,"timestamp":1726300000000},"mappingDataVersion":{"counter":0,"stateVersion":0,"timestamp":1726300000000},"topicConfigTable":{"TBW102":{"attributes":{},"order":false,"perm":7,"readQueueNums":8,"topicFilterType":"SINGLE_TAG","topicName":"TBW102","topicSysFlag":0,"writeQueueNums":8},"broker-a":{"attributes":{},"order":false,"perm":7,"readQueueNums":1,"topicFilterType":"SINGLE_TAG","topicName":"broker-a","topicSysFlag":0,"writeQueueNums":1}},"topicQueueMappingDetailMap":{"S":{"bname":"broker-a","currIdMap":{0:0},"dirty":false,"epoch":1,"hostedQueues":{0:[]},"topic":"S","totalQueues":1}},"topicQueueMappingInfoMap":{}}}"#;
+const APACHE_BODY: &str = r#"{"filterServerList":[],
+"topicConfigSerializeWrapper":{"dataVersion":{"counter":2,"stateVersion":0,
+"timestamp":1726300000000},"mappingDataVersion":{"counter":0,"stateVersion":0,
+"timestamp":1726300000000},"topicConfigTable":{"TBW102":{"attributes":{},"order":false,"perm":7,
+"readQueueNums":8,"topicFilterType":"SINGLE_TAG","topicName":"TBW102","topicSysFlag":0,
+"writeQueueNums":8},"broker-a":{"attributes":{},"order":false,"perm":7,"readQueueNums":1,
+"topicFilterType":"SINGLE_TAG","topicName":"broker-a","topicSysFlag":0,"writeQueueNums":1}},
+"topicQueueMappingDetailMap":{"S":{"bname":"broker-a","currIdMap":{0:0},"dirty":false,"epoch":1,
+"hostedQueues":{0:[]},"topic":"S","totalQueues":1}},"topicQueueMappingInfoMap":{}}}"#;
 
 fn version(counter: i64) -> Vec<u8> {
     format!("{{\"counter\":{counter},\"stateVersion\":0,\"timestamp\":1700000000000}}").into_bytes()
@@ -70,7 +78,9 @@ fn apache_registration_body_is_read() {
 #[test]
 fn body_of_a_very_old_broker_is_the_bare_table() {
     let mut peer = Peer::new(NameServerConfig::default());
-    let body = br#"{"dataVersion":{"counter":1,"timestamp":5},"topicConfigTable":{"T":{"perm":6,"readQueueNums":4,"topicName":"T","writeQueueNums":4},"U":{"perm":6,"readQueueNums":4,"topicName":"U","writeQueueNums":4}}}"#;
+    let body = br#"{"dataVersion":{"counter":1,"timestamp":5},"topicConfigTable":{"T":{"perm":6,
+"readQueueNums":4,"topicName":"T","writeQueueNums":4},"U":{"perm":6,"readQueueNums":4,
+"topicName":"U","writeQueueNums":4}}}"#;
     assert_eq!(
         peer.call_as(1, 30, request::REGISTER_BROKER, &a().ext(), body)
             .code,
@@ -376,6 +386,7 @@ fn the_broker_of_the_same_process_never_expires() {
         topics: vec![TopicRegistration {
             name: "T".into(),
             queues,
+            created_ms: None,
         }],
         ..BrokerRegistration::default()
     };

@@ -205,9 +205,9 @@ fn static_mappings_come_back_in_both_spellings() {
         peer.call_as(1, NEW, code, &a().ext(), body.as_bytes()).code,
         0
     );
-    let quoted = ",\"topicQueueMappingByBroker\":{\"broker-a\":{\"bname\":\"broker-a\",\"currIdMap\":\
-                  {\"0\":0,\"1\":1},\"dirty\":false,\"epoch\":5,\"scope\":\"global\",\"topic\":\"T\",\
-                  \"totalQueues\":2}}}";
+    let quoted = ",\"topicQueueMappingByBroker\":{\"broker-a\":{\"bname\":\"broker-a\",\
+                  \"currIdMap\":{\"0\":0,\"1\":1},\"dirty\":false,\"epoch\":5,\"scope\":\"global\",\
+                  \"topic\":\"T\",\"totalQueues\":2}}}";
     assert!(
         peer.route("T").body.ends_with(quoted),
         "{}",

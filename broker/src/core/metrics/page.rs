@@ -1,0 +1,307 @@
+//! The page of `/metrics`: families of series in Prometheus' text form.
+//!
+//! Invariant: a family has one head; every line carries the common labels; what clients can make
+//! more of has a bound.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{Figure, NAMED_SERIES_MAX, Sample};
+use crate::control::names;
+
+/// Series that come from the control task's reports.
+pub(super) fn sampled(sample: &Sample, page: &mut Page<'_>) {
+    let counters = &sample.counters;
+    let broker = [
+        (
+            "rocketmq_broker_permission",
+            "2 write, 4 read, 6 both.",
+            u64::from(sample.permission),
+        ),
+        ("rocketmq_topic_number", "Topics.", counters.topics as u64),
+        (
+            "rocketmq_consumer_group_number",
+            "Consumer groups.",
+            counters.groups as u64,
+        ),
+        (
+            "pinion_client_registrations",
+            "Registrations of clients.",
+            counters.registrations as u64,
+        ),
+        (
+            "pinion_queue_locks",
+            "Queues locked by ordered consumers.",
+            counters.locks as u64,
+        ),
+    ];
+    for (name, help, value) in broker {
+        page.add(name, "gauge", help, "", value);
+    }
+    let help = "How often a bound was met; the request was refused or the connection closed.";
+    let bound = "bound=\"control\"";
+    page.add(
+        "pinion_bound_hits_total",
+        "counter",
+        help,
+        bound,
+        counters.bound_hits,
+    );
+    reserve_time(sample, page);
+    messages_in(sample, page);
+    messages_out(sample, page);
+    delayed(sample, page);
+    lag(sample, page);
+}
+
+fn reserve_time(sample: &Sample, page: &mut Page<'_>) {
+    let stores = sample.reports.iter().flat_map(|report| &report.stores);
+    let oldest = stores
+        .map(|store| store.earliest_store_timestamp)
+        .filter(|ms| *ms > 0)
+        .min();
+    let age_ms = oldest.map_or(0, |ms| sample.at_ms.saturating_sub(ms));
+    let medium = "storage_type=\"local\",storage_medium=\"disk\"";
+    let help = "Age of the oldest message, in milliseconds.";
+    let age_ms = u64::try_from(age_ms).unwrap_or(0);
+    page.add(
+        "rocketmq_storage_message_reserve_time",
+        "gauge",
+        help,
+        medium,
+        age_ms,
+    );
+}
+
+fn messages_in(sample: &Sample, page: &mut Page<'_>) {
+    let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (topic, messages, bytes) in &store.topic_put {
+            let sum = sums.entry(topic).or_default();
+            sum.0 += messages;
+            sum.1 += bytes;
+        }
+    }
+    for (topic, (messages, bytes)) in sums {
+        let labels = format!(
+            "topic=\"{}\",message_type=\"normal\",is_system=\"{}\"",
+            escaped(topic),
+            names::is_system_topic(topic)
+        );
+        let help = "Messages sent to a topic.";
+        page.named(
+            "rocketmq_messages_in_total",
+            "counter",
+            help,
+            &labels,
+            messages,
+        );
+        let help = "Bytes of bodies sent to a topic.";
+        page.named(
+            "rocketmq_throughput_in_total",
+            "counter",
+            help,
+            &labels,
+            bytes,
+        );
+    }
+}
+
+/// Labels of a consumer group on a topic.
+fn group_labels(topic: &str, group: &str) -> String {
+    let system = names::is_system_topic(topic) || names::SYSTEM_GROUPS.contains(&group);
+    format!(
+        "topic=\"{}\",consumer_group=\"{}\",is_system=\"{system}\",is_retry=\"{}\"",
+        escaped(topic),
+        escaped(group),
+        topic.starts_with(names::RETRY_PREFIX)
+    )
+}
+
+fn messages_out(sample: &Sample, page: &mut Page<'_>) {
+    let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (topic, group, messages, bytes) in &store.group_get {
+            let sum = sums.entry((topic, group)).or_default();
+            sum.0 += messages;
+            sum.1 += bytes;
+        }
+    }
+    for ((topic, group), (messages, bytes)) in sums {
+        let labels = group_labels(topic, group);
+        let help = "Messages handed to a group.";
+        page.named(
+            "rocketmq_messages_out_total",
+            "counter",
+            help,
+            &labels,
+            messages,
+        );
+        let help = "Bytes handed to a group.";
+        page.named(
+            "rocketmq_throughput_out_total",
+            "counter",
+            help,
+            &labels,
+            bytes,
+        );
+    }
+}
+
+fn delayed(sample: &Sample, page: &mut Page<'_>) {
+    let mut levels: BTreeMap<i32, u64> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (level, count) in &store.delayed {
+            *levels.entry(*level).or_default() += count;
+        }
+    }
+    for (level, count) in levels {
+        let labels = format!("level=\"{level}\"");
+        let help = "Delayed messages not yet delivered.";
+        page.add("pinion_delayed_messages", "gauge", help, &labels, count);
+    }
+}
+
+/// How far groups are behind: from the ends of queues and the offsets on them.
+fn lag(sample: &Sample, page: &mut Page<'_>) {
+    let queues = sample.reports.iter().flat_map(|report| &report.queues);
+    let ends: BTreeMap<(&str, i32), i64> = queues
+        .map(|queue| ((queue.topic.as_str(), queue.queue_id), queue.max_offset))
+        .collect();
+    let mut sums: BTreeMap<(&str, &str), (u64, u64, u64)> = BTreeMap::new();
+    for offset in sample.reports.iter().flat_map(|report| &report.offsets) {
+        let key = (offset.topic.as_str(), offset.queue_id);
+        let Some(end) = ends.get(&key).copied() else {
+            continue;
+        };
+        let pulled = offset.pull_offset.max(offset.offset);
+        let behind = |from: i64, to: i64| u64::try_from(to.saturating_sub(from)).unwrap_or(0);
+        let sum = sums.entry((&offset.topic, &offset.group)).or_default();
+        sum.0 += behind(offset.offset, end);
+        sum.1 += behind(offset.offset, pulled);
+        sum.2 += behind(pulled, end);
+    }
+    for ((topic, group), (lag, in_flight, ready)) in sums {
+        let labels = group_labels(topic, group);
+        let series = [
+            (
+                "rocketmq_consumer_lag_messages",
+                "Messages a group has not committed.",
+                lag,
+            ),
+            (
+                "rocketmq_consumer_inflight_messages",
+                "Messages pulled, not committed.",
+                in_flight,
+            ),
+            (
+                "rocketmq_consumer_ready_messages",
+                "Messages not pulled yet.",
+                ready,
+            ),
+        ];
+        for (name, help, value) in series {
+            page.named(name, "gauge", help, &labels, value);
+        }
+    }
+}
+
+struct Family {
+    kind: &'static str,
+    help: &'static str,
+    lines: String,
+}
+
+/// The page while it is made.
+pub(super) struct Page<'a> {
+    labels: &'a str,
+    families: BTreeMap<&'static str, Family>,
+    named: usize,
+    left_out: u64,
+}
+
+impl<'a> Page<'a> {
+    pub(super) fn new(labels: &'a str) -> Self {
+        Self {
+            labels,
+            families: BTreeMap::new(),
+            named: 0,
+            left_out: 0,
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+        labels: &str,
+        value: u64,
+    ) {
+        let family = self.families.entry(name).or_insert_with(|| Family {
+            kind,
+            help: help.trim(),
+            lines: String::new(),
+        });
+        let comma = if labels.is_empty() { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            family.lines,
+            "{name}{{{}{comma}{labels}}} {value}",
+            self.labels
+        );
+    }
+
+    /// Adds a series that clients can make more of.
+    pub(super) fn named(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+        labels: &str,
+        value: u64,
+    ) {
+        if self.named >= NAMED_SERIES_MAX {
+            self.left_out += 1;
+            return;
+        }
+        self.named += 1;
+        self.add(name, kind, help, labels, value);
+    }
+
+    pub(super) fn add_all(&mut self, figures: &[Figure], place: &str) {
+        for (metric, kind, help, value) in figures {
+            let (name, own) = metric.split_once('{').unwrap_or((metric, ""));
+            let own = own.trim_end_matches('}');
+            let comma = if own.is_empty() { "" } else { "," };
+            self.add(name, kind, help, &format!("{place}{comma}{own}"), *value);
+        }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        let help = "Series left out because the page would be too long.";
+        self.add("pinion_metrics_left_out", "gauge", help, "", self.left_out);
+        let mut out = String::new();
+        for (name, family) in &self.families {
+            let Family { kind, help, lines } = family;
+            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+        }
+        out
+    }
+}
+
+/// A label's value with what would end it made harmless.
+pub(super) fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+pub(super) fn is_label_name(name: &str) -> bool {
+    let first = name.bytes().next();
+    first.is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_')
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
