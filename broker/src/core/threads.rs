@@ -35,7 +35,7 @@ use crate::config::Config;
 use crate::control::effects::Effect;
 use crate::control::{Control, ControlSetup, SavedTables};
 use crate::health::{Health, HealthServer, Phase};
-use crate::namesrv::{NameServer, NameServerConfig};
+use crate::namesrv::NameServer;
 use crate::settings;
 
 /// Lockable memory that a ring takes for each entry, generously: the entry, eight completions, and
@@ -418,37 +418,18 @@ fn name_server(
     let keys = &plan.config;
     std::fs::create_dir_all(&plan.data)
         .map_err(|source| machine(&format!("creating {}", plan.data.display()), source))?;
-    let config = NameServerConfig {
-        listen_port: keys.listen_port,
-        ..name_server_config(keys)
-    };
     let kv = match std::fs::read(plan.data.join(KV_FILE)) {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(source) => return Err(machine("reading the name server's kvConfig.json", source)),
     };
-    let server = NameServer::new(config, kv.as_deref(), sys::wall_ms())
+    let server = NameServer::new(plan.server_config(), kv.as_deref(), sys::wall_ms())
         .map_err(|error| CoreError::Other(error.to_string()))?;
     let addresses = keys.bind_address.resolve(keys.listen_port);
     let addresses = addresses.map_err(|source| machine("resolving bindAddress", source))?;
     let addresses: Vec<SocketAddr> = addresses.into_iter().map(both_families).collect();
     check_free(&addresses, "listenPort (--namesrv-port)")?;
     Ok((server, plan.data.clone(), addresses))
-}
-
-fn name_server_config(keys: &crate::config::NamesrvConfig) -> NameServerConfig {
-    NameServerConfig {
-        order_message_enable: keys.order_message,
-        enable_all_topic_list: keys.enable_all_topic_list,
-        enable_topic_list: keys.enable_topic_list,
-        delete_topic_with_broker_registration: keys.delete_unregistered_topics,
-        return_order_topic_config_to_broker: keys.return_order_config,
-        support_acting_master: keys.support_acting_master,
-        need_wait_for_service: keys.wait_for_service,
-        wait_seconds_for_service: keys.wait_for_service_s,
-        scan_not_active_broker_interval_ms: keys.scan_interval_ms,
-        ..NameServerConfig::default()
-    }
 }
 
 fn broker_lines(
