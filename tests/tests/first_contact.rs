@@ -182,6 +182,15 @@ fn a_start_says_within_a_second_what_it_got() {
     broker.start();
     let waited = started.elapsed();
     assert!(waited < Duration::from_secs(1), "ready after {waited:?}");
+    // The ports open a moment before the lines are written.
+    eventually("the lines of the start", Duration::from_secs(1), || {
+        broker.output().contains("to stop")
+    });
+    assert!(
+        started.elapsed() < Duration::from_secs(1),
+        "said only after {:?}",
+        started.elapsed()
+    );
     let text = broker.output();
     let port = broker.broker_port.to_string();
     for word in [

@@ -16,7 +16,7 @@ use tests::process::BrokerProcess;
 use tests::{is_root, skipped, turn};
 
 const TOPIC: &str = "frozen";
-const DISK_BYTES: u64 = 1 << 30;
+const DISK_BYTES: u64 = 4 << 30;
 const FROZEN: Duration = Duration::from_secs(2);
 const BODY_BYTES: usize = 64 << 10;
 
@@ -176,7 +176,7 @@ fn asynchronous_sends_go_on_to_the_bound_and_are_then_refused() {
         "the refusal names the cause: {refused:?}"
     );
     disk.thaw();
-    let (after, _) = pour(&broker, Duration::from_secs(2), 2_000_000);
+    let (after, _) = pour(&broker, Duration::from_millis(500), 2_000_000);
     assert!(!after.is_empty(), "nothing acknowledged after the thaw");
     before
         .into_iter()
