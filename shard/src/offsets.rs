@@ -27,6 +27,30 @@ pub struct OffsetEntry {
     pub reset_to: i64,
 }
 
+/// An offset that was taken back to the end of its queue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Clamped {
+    /// Topic.
+    pub topic: Box<str>,
+    /// Consumer group.
+    pub group: Box<str>,
+    /// Queue id.
+    pub queue_id: i32,
+    /// The offset now.
+    pub offset: i64,
+}
+
+impl Clamped {
+    fn new(topic: &str, group: &str, entry: &OffsetEntry) -> Self {
+        Self {
+            topic: topic.into(),
+            group: group.into(),
+            queue_id: entry.queue_id,
+            offset: entry.offset,
+        }
+    }
+}
+
 type ByTopic = HashMap<Box<str>, Vec<OffsetEntry>>;
 
 /// All offsets of a shard.
@@ -86,30 +110,36 @@ impl OffsetTable {
     }
 
     /// Takes every commit back to its queue's end that lies beyond it (the messages it speaks of
-    /// were lost with the power).
-    pub fn clamp(&mut self, queues: &QueueTable) {
-        for topics in self.groups.values_mut() {
+    /// were lost with the power). Returns which.
+    pub fn clamp(&mut self, queues: &QueueTable) -> Vec<Clamped> {
+        let mut clamped = Vec::new();
+        for (group, topics) in &mut self.groups {
             for (topic, entries) in topics.iter_mut() {
                 for entry in entries {
-                    let queue = queues
-                        .find(topic, entry.queue_id)
-                        .and_then(|at| queues.get(at));
-                    if let Some(queue) = queue {
-                        entry.offset = entry.offset.min(queue.next_offset as i64);
+                    let queue = queues.find(topic, entry.queue_id);
+                    let queue = queue.and_then(|at| queues.get(at));
+                    let end = queue.map_or(i64::MAX, |queue| queue.next_offset as i64);
+                    if entry.offset > end {
+                        entry.offset = end;
+                        clamped.push(Clamped::new(topic, group, entry));
                     }
                 }
             }
         }
+        clamped
     }
 
     /// The same for a queue that has no message yet.
-    pub fn clamp_new(&mut self, topic: &str, queue_id: i32) {
-        for topics in self.groups.values_mut() {
+    pub fn clamp_new(&mut self, topic: &str, queue_id: i32) -> Vec<Clamped> {
+        let mut clamped = Vec::new();
+        for (group, topics) in &mut self.groups {
             let entries = topics.get_mut(topic).into_iter().flatten();
-            for entry in entries.filter(|entry| entry.queue_id == queue_id) {
-                entry.offset = entry.offset.min(0);
+            for entry in entries.filter(|entry| entry.queue_id == queue_id && entry.offset > 0) {
+                entry.offset = 0;
+                clamped.push(Clamped::new(topic, group, entry));
             }
         }
+        clamped
     }
 
     /// Forgets a topic's offsets.

@@ -21,7 +21,7 @@ use crate::io::{BLOCK_BYTES, Storage, StoreFile};
 use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment, UNSYNCED_BYTES_MAX};
 use crate::mark::{self, MARK_BYTES_MAX};
 use crate::memory::LockedRing;
-use crate::offsets::OffsetTable;
+use crate::offsets::{Clamped, OffsetTable};
 use crate::queue::QueueTable;
 use crate::rebuild::index_record;
 use crate::run::{self, KeyEntry, RunMeta};
@@ -109,6 +109,7 @@ pub struct Recovered<S: Storage> {
     tables: Tables,
     tail_block: Vec<u8>,
     sealed: Sealed,
+    clamped: Vec<Clamped>,
     /// What was found.
     pub report: RecoveryReport,
 }
@@ -300,7 +301,7 @@ pub fn recover<S: Storage>(
     };
     let sealed = scan.run(&mut source, &mut tables, &mut metas, &mut report)?;
     let end = report.end;
-    tables.offsets.clamp(&tables.queues);
+    let clamped = tables.offsets.clamp(&tables.queues);
     report.note_saved_position(setup.saved_position);
     let in_flight = match setup.in_flight_bytes_max {
         0 => 0,
@@ -330,6 +331,7 @@ pub fn recover<S: Storage>(
         tables,
         tail_block,
         sealed,
+        clamped,
         report,
     })
 }
@@ -699,6 +701,7 @@ impl<S: Storage> Recovered<S> {
             sealer,
             last_store_timestamp: self.tables.last_store_timestamp,
         });
+        shard.restate(&self.clamped);
         if fresh {
             shard.zero_next = Some(FIRST_ZERO_BYTES);
         }

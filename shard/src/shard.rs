@@ -19,7 +19,7 @@ use crate::delay::DelayLevels;
 use crate::error::Refusal;
 use crate::event::{EVENT_TOPIC, Event, encode_offset};
 use crate::log::Log;
-use crate::offsets::OffsetTable;
+use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
 use crate::queue::{QueueIndex, QueueTable};
 use crate::rebuild::Rebuilds;
@@ -351,7 +351,8 @@ impl Shard {
         }
         let known = self.queues.find(topic, queue_id);
         if known.is_none() {
-            self.offsets.clamp_new(topic, queue_id);
+            let clamped = self.offsets.clamp_new(topic, queue_id);
+            self.restate(&clamped);
         }
         known.or_else(|| self.queues.open(topic, queue_id))
     }
@@ -543,6 +544,26 @@ impl Shard {
             entry.position = end;
         }
         Ok(end)
+    }
+
+    /// Puts offsets into the log that were taken back to their queues' ends, in front of whatever
+    /// lengthens those queues: else an old settings file would count new messages as consumed
+    /// after another crash.
+    pub(crate) fn restate(&mut self, clamped: &[Clamped]) {
+        let now = Now {
+            monotonic_us: 1,
+            wall_ms: self.last_store_timestamp,
+        };
+        for entry in clamped {
+            let mut bytes = Vec::new();
+            let (topic, group) = (&entry.topic, &entry.group);
+            encode_offset(&mut bytes, topic, group, entry.queue_id, entry.offset);
+            if let Err(refusal) = self.append_event_bytes(now, &bytes) {
+                let shard = self.config.number;
+                tracing::warn!(shard, topic = &**topic, group = &**group, %refusal,
+                    "a committed offset beyond the end of its queue is not corrected in the log");
+            }
+        }
     }
 
     /// Remembers where the last pull of a group stood.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shard::cold::{Answer, Question};
-use shard::event::EVENT_TOPIC;
+use shard::event::{EVENT_TOPIC, Event};
 use shard::io::sim::{Crash, SimRandom};
 use shard::io::{Entry, OpenMode, Storage, StoreFile};
 use shard::maintain::RetentionOrder;
@@ -347,7 +347,26 @@ impl World {
                 .expect("just written")
                 .to_vec();
             let view = RecordView::parse(&raw).unwrap();
-            if view.topic() == EVENT_TOPIC.as_bytes() || self.model.knows(self.followed) {
+            if self.model.knows(self.followed) {
+                continue;
+            }
+            if view.topic() == EVENT_TOPIC.as_bytes() {
+                // An offset that was taken back to the end of its queue.
+                if let Some(Event::Offset {
+                    topic,
+                    group,
+                    queue_id,
+                    offset,
+                }) = Event::decode(view.body())
+                {
+                    let what = What::Commit {
+                        topic,
+                        group,
+                        queue_id,
+                        offset,
+                    };
+                    self.model.push(self.followed, what);
+                }
                 continue;
             }
             let level: usize = String::from_utf8_lossy(&view.body()[..1]).parse().unwrap();
@@ -655,6 +674,14 @@ impl World {
         let mut block = file[from as usize..from as usize + 8192].to_vec();
         block[inside as usize..inside as usize + bytes.len()].copy_from_slice(bytes);
         self.overwrite(&path, from, &block);
+    }
+
+    /// Turns over the bits of one byte of the log behind everybody's back.
+    pub fn flip_byte(&self, position: u64) {
+        let start = self.segment_start(position);
+        let path = Path::new(LOG_DIR).join(shard::address::segment_name(3, start));
+        let file = self.machine.storage().read_file(&path).unwrap();
+        self.overwrite_bytes(position, &[!file[(position - start) as usize]]);
     }
 
     /// Answers nobody has asked for through [`World::ask`].
