@@ -5,7 +5,7 @@
 
 use shard::cold::{Answer, Question};
 use shard::select::{PullLimits, Selection};
-use wire::codes::{request, response};
+use wire::codes::response;
 use wire::header::{ExtValue, Header, Reply, encode_reply_with};
 use wire::message::sysflag;
 use wire::message::tags::java_hash;
@@ -610,10 +610,4 @@ fn encode_pull(
         ext: &ext,
     };
     encode_reply_with(frame, pull.reply.serialization, &reply, body);
-}
-
-/// Codes of pull requests.
-#[must_use]
-pub fn is_pull(code: i32) -> bool {
-    matches!(code, request::PULL_MESSAGE | request::LITE_PULL_MESSAGE)
 }

@@ -176,18 +176,7 @@ impl Registrar {
             (GONE_FIELD, ExtValue::Str(&gone)),
             (ASK_FIELD, ExtValue::Bool(asks)),
         ];
-        let mut frame = Vec::with_capacity(body.len() + 512);
-        let code = request::REGISTER_BROKER;
-        encode_request(
-            &mut frame,
-            Serialization::Json,
-            code,
-            self.opaque,
-            false,
-            &ext,
-            &body,
-        );
-        frame
+        request_frame(request::REGISTER_BROKER, self.opaque, &ext, &body)
     }
 
     /// A sign of life that asks for offers.
@@ -201,18 +190,7 @@ impl Registrar {
             ("brokerId", ExtValue::Int(identity.broker_id)),
             (ASK_FIELD, ExtValue::Bool(true)),
         ];
-        let mut frame = Vec::new();
-        let code = request::BROKER_HEARTBEAT;
-        encode_request(
-            &mut frame,
-            Serialization::Json,
-            code,
-            self.opaque,
-            false,
-            &ext,
-            &[],
-        );
-        frame
+        request_frame(request::BROKER_HEARTBEAT, self.opaque, &ext, &[])
     }
 
     fn unregister_frame(&mut self) -> Vec<u8> {
@@ -224,19 +202,23 @@ impl Registrar {
             ("clusterName", ExtValue::Str(&identity.cluster_name)),
             ("brokerId", ExtValue::Int(identity.broker_id)),
         ];
-        let mut frame = Vec::new();
-        let code = request::UNREGISTER_BROKER;
-        encode_request(
-            &mut frame,
-            Serialization::Json,
-            code,
-            self.opaque,
-            false,
-            &ext,
-            &[],
-        );
-        frame
+        request_frame(request::UNREGISTER_BROKER, self.opaque, &ext, &[])
     }
+}
+
+/// A request of the broker to a name server.
+fn request_frame(code: i32, opaque: i32, ext: &[(&str, ExtValue<'_>)], body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(body.len() + 512);
+    encode_request(
+        &mut frame,
+        Serialization::Json,
+        code,
+        opaque,
+        false,
+        ext,
+        body,
+    );
+    frame
 }
 
 /// CRC-32 of a registration body as RocketMQ checks it.

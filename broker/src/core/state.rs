@@ -11,7 +11,6 @@ use shard::queue::QueueIndex;
 use shard::runtime::Now;
 use shard::{Refusal, Shard, StoreError};
 use wire::codes::response;
-use wire::frame::Serialization;
 use wire::header::{Header, Reply, encode_reply};
 
 use super::connections::Connections;
@@ -62,8 +61,6 @@ pub struct LocalShard {
     pub held: super::held::HeldSends,
     /// Append-to-answer times of this shard.
     pub latency: super::latency::Latency,
-    /// Whether its poisoning has been answered and logged.
-    pub poison_told: bool,
 }
 
 /// Settings of the data path that cost too much to look up per request.
@@ -340,9 +337,6 @@ pub fn encode_plain(out: &mut Vec<u8>, to: &ReplyTo, code: i32, remark: Option<&
     };
     encode_reply(out, to.serialization, &reply, &[]);
 }
-
-/// The serialization answers have when a request could not be read.
-pub const FALLBACK_SERIALIZATION: Serialization = Serialization::Json;
 
 /// Why a core cannot start or go on.
 #[derive(Debug, thiserror::Error)]

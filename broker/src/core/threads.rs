@@ -612,7 +612,6 @@ fn open_shard(
         replies: super::replies::WaitingReplies::default(),
         held: super::held::HeldSends::default(),
         latency: super::latency::Latency::default(),
-        poison_told: false,
     })
 }
 
