@@ -112,6 +112,10 @@ impl BrokerProcess {
         process.set("brokerIP1", "127.0.0.1");
         process.set("mappedFileSizeCommitLog", &(8 << 20).to_string());
         process.set("pinion.bufferBytes", &(16 << 20).to_string());
+        // How full the file system of this machine is belongs to the tests of a full disk only.
+        process.set("diskMaxUsedSpaceRatio", "98");
+        process.set("diskSpaceCleanForciblyRatio", "99");
+        process.set("diskSpaceWarningLevelRatio", "99");
         let buffer = process.buffer_directory().display().to_string();
         process.set("pinion.bufferDir", &buffer);
         process
