@@ -44,6 +44,9 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Walk a store that no broker has open: segments, records, checksums, gaps
     Inspect(InspectArgs),
+    /// Answer sends and store nothing: what the benchmark measures its ceiling against
+    #[command(hide = true)]
+    Null(NullArgs),
 }
 
 /// Options that set things of the machine and of the store.
@@ -180,4 +183,28 @@ pub struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `null`.
+#[derive(Debug, Clone, Args)]
+pub struct NullArgs {
+    /// Port of the broker
+    #[arg(long, value_name = "PORT", default_value_t = 10_911)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: u16,
+    /// Port of the name server
+    #[arg(long, value_name = "PORT", default_value_t = 9_876)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub namesrv_port: u16,
+    /// CPUs to run on, one shard on each (all this process may use)
+    #[arg(long, value_name = "LIST")]
+    pub cores: Option<String>,
+}
+
+impl NullArgs {
+    /// Where topics and groups are kept while it runs.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("pinion-null-{}", std::process::id()))
+    }
 }

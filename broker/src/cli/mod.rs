@@ -128,6 +128,7 @@ fn run(line: CommandLine, began: Instant) -> ExitCode {
         }
         Command::Doctor(args) => (Settings::doctor(args, &host), Print::No),
         Command::Inspect(args) => return crate::inspect::run(args),
+        Command::Null(args) => (Settings::null(args, &host), Print::No),
     };
     let settings = match settings {
         Ok(settings) => settings,
@@ -146,7 +147,13 @@ fn run(line: CommandLine, began: Instant) -> ExitCode {
         say(&printed(&settings, print));
         return ExitCode::SUCCESS;
     }
-    start(settings, began)
+    let Command::Null(args) = &command else {
+        return start(settings, began, false);
+    };
+    let status = start(settings, began, true);
+    // Nothing in it is of use to anybody, so a failure to remove it is no failure of the run.
+    let _ = std::fs::remove_dir_all(args.data());
+    status
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +192,7 @@ fn examine(settings: &Settings) -> ExitCode {
     ExitCode::from(if refuses { EXIT_FAILED } else { 0 })
 }
 
-fn start(settings: Settings, began: Instant) -> ExitCode {
+fn start(settings: Settings, began: Instant, null: bool) -> ExitCode {
     init_log();
     for note in settings.notes() {
         tracing::warn!("{note}");
@@ -213,6 +220,7 @@ fn start(settings: Settings, began: Instant) -> ExitCode {
         broker,
         granted,
         began,
+        null,
     }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

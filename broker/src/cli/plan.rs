@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::args::{BrokerArgs, DoctorArgs, NamesrvArgs, PlaceArgs, StandaloneArgs};
+use super::args::{BrokerArgs, DoctorArgs, NamesrvArgs, NullArgs, PlaceArgs, StandaloneArgs};
 use crate::config::{Config, ConfigError, HostFacts, NamesrvConfig, Setting, Sources};
 use crate::doctor::Granted;
 use crate::namesrv::NameServerConfig;
@@ -24,6 +24,8 @@ pub struct RunPlan {
     pub granted: Granted,
     /// When the process began, for the banner.
     pub began: Instant,
+    /// Whether messages are answered and forgotten (`pinion null`).
+    pub null: bool,
 }
 
 /// The name server of a process.
@@ -88,6 +90,18 @@ pub struct Settings {
 /// Directory of a store that is named nowhere.
 const DEFAULT_DATA: &str = "./data";
 
+/// What a broker that stores nothing is told: a store of the least size that leaves nothing behind.
+const NULL_SETTINGS: [&str; 8] = [
+    "brokerIP1=127.0.0.1",
+    "brokerName=null",
+    "mappedFileSizeCommitLog=8388608",
+    "pinion.bufferBytes=16777216",
+    "pinion.bufferDir=none",
+    "diskMaxUsedSpaceRatio=98",
+    "diskSpaceCleanForciblyRatio=99",
+    "diskSpaceWarningLevelRatio=99",
+];
+
 /// Name of the file that keeps changes of administrators when no config file was named.
 const STORED_NAME: &str = "broker.properties";
 
@@ -139,6 +153,27 @@ impl Settings {
             namesrv: Some(namesrv),
             broker: true,
         })
+    }
+
+    /// Reads what `null` needs; its tables are in a directory of their own that nobody keeps.
+    ///
+    /// # Errors
+    /// When a setting is malformed.
+    pub fn null(args: &NullArgs, host: &HostFacts) -> Result<Self, ConfigError> {
+        let set = NULL_SETTINGS.map(str::to_owned).to_vec();
+        let standalone = StandaloneArgs {
+            data: Some(args.data()),
+            namesrv_port: args.namesrv_port,
+            broker_port: Some(args.port.to_string()),
+            place: PlaceArgs {
+                shards: None,
+                cores: args.cores.clone(),
+                config: None,
+                set,
+            },
+            print_config: false,
+        };
+        Self::standalone(&standalone, host)
     }
 
     /// Reads what `broker` needs.

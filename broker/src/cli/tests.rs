@@ -34,6 +34,7 @@ fn settings(line: &str) -> Settings {
         Command::Broker(args) => Settings::broker(&args, &host()).unwrap(),
         Command::Namesrv(args) => Settings::namesrv(&args, &host()).unwrap(),
         Command::Doctor(args) => Settings::doctor(&args, &host()).unwrap(),
+        Command::Null(args) => Settings::null(&args, &host()).unwrap(),
         Command::Inspect(_) => panic!("no settings"),
     }
 }
@@ -81,6 +82,23 @@ fn no_arguments_run_name_server_and_broker_with_data_here() {
     let namesrv = settings.namesrv.unwrap();
     assert_eq!(namesrv.config.listen_port, 9_876);
     assert_eq!(namesrv.data, Path::new("./data/namesrv"));
+}
+
+#[test]
+fn a_broker_that_stores_nothing_is_told_to_leave_nothing_behind() {
+    let all = settings("pinion null --port 20911 --namesrv-port 19876 --cores 1");
+    assert_eq!(all.config.listen_port, 20_911);
+    assert_eq!(all.config.namesrv_addr.text(), "127.0.0.1:19876");
+    assert_eq!(
+        (all.config.shards, all.config.cores.0.clone()),
+        (1, vec![1])
+    );
+    assert!(
+        all.config
+            .store_path_root
+            .as_path()
+            .starts_with(std::env::temp_dir())
+    );
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub mod latency;
 pub mod messages;
 pub mod metrics;
 pub mod namesrv_task;
+pub mod null;
 mod outside;
 pub mod pull;
 pub mod pulls;

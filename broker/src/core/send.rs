@@ -312,7 +312,9 @@ impl State {
             unique_key: found.unique.map(|place| cut(place, stored)),
             keys: found.keys.map(|place| cut(place, stored)),
         };
-        let appended = if found.delay_level > 0 {
+        let appended = if let Some(null) = &mut self.null {
+            null.take(body.len(), self.now.wall_ms)
+        } else if found.delay_level > 0 {
             shard.append_delayed(self.now, message, found.delay_level)?
         } else {
             shard.append(self.now, &message)?
@@ -368,7 +370,11 @@ impl State {
                 unique_key: found.unique.map(|place| cut(place, message.properties)),
                 keys: found.keys.map(|place| cut(place, message.properties)),
             };
-            match local.shard.append(self.now, &new) {
+            let appended = match &mut self.null {
+                Some(null) => Ok(null.take(message.body.len(), self.now.wall_ms)),
+                None => local.shard.append(self.now, &new),
+            };
+            match appended {
                 Ok(appended) => {
                     if first.is_some() {
                         self.scratch.ids.push(b',');

@@ -199,6 +199,8 @@ pub struct State {
     pub metrics: Arc<super::metrics::Metrics>,
     /// Last time they were published, in monotonic microseconds.
     pub published_us: u64,
+    /// Takes messages instead of the shards, in `pinion null`.
+    pub null: Option<super::null::NullStore>,
 }
 
 impl State {

@@ -63,6 +63,7 @@ struct Seed {
     broker_listen: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
+    null: bool,
 }
 
 /// Runs what the plan says until a signal comes.
@@ -227,6 +228,7 @@ fn seeds(
             broker_listen: broker_listen.clone(),
             stop: stop.clone(),
             metrics: metrics.clone(),
+            null: plan.null,
         });
     }
     Ok((seeds, ringers, parts.lines, parts.held))
@@ -649,6 +651,7 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
         retention: super::retention::RetentionState::default(),
         metrics: seed.metrics,
         published_us: 0,
+        null: seed.null.then(super::null::NullStore::default),
         config,
     }
 }
