@@ -15,8 +15,8 @@ use crate::error::BenchError;
 
 /// Bytes waiting for the socket above which nothing more is put on a connection.
 const OUT_BYTES_MAX: usize = 1 << 20;
-/// Room for answers; grown for a larger frame.
-const IN_BYTES: usize = 256 * 1024;
+/// Room for answers at first; grown for a larger frame.
+const IN_BYTES: usize = 16 * 1024;
 
 /// One connection.
 #[derive(Debug)]
@@ -32,6 +32,10 @@ pub struct Link {
     /// Where frames are appended; [`Self::flush`] sends them.
     pub out: Vec<u8>,
     out_at: usize,
+    /// Requests without an answer.
+    pub in_flight: usize,
+    /// Most of them.
+    pub in_flight_max: usize,
 }
 
 impl Link {
@@ -45,8 +49,10 @@ impl Link {
             writable: false,
             input: vec![0; IN_BYTES],
             filled: 0,
-            out: Vec::with_capacity(OUT_BYTES_MAX),
+            out: Vec::new(),
             out_at: 0,
+            in_flight: 0,
+            in_flight_max: usize::MAX,
         }
     }
 
@@ -71,6 +77,7 @@ impl Link {
         }
         self.writable = false;
         self.filled = 0;
+        self.in_flight = 0;
         self.out.clear();
         self.out_at = 0;
     }
@@ -80,9 +87,22 @@ impl Link {
         self.stream.is_some()
     }
 
+    /// Whether the connection is there.
+    pub fn is_connected(&self) -> bool {
+        self.stream.is_some() && self.writable
+    }
+
+    /// Whether bytes still wait for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.stream.is_some() && self.out_at < self.out.len()
+    }
+
     /// Whether a frame may be appended now.
     pub fn takes_more(&self) -> bool {
-        self.stream.is_some() && self.writable && self.out.len() - self.out_at < OUT_BYTES_MAX
+        self.stream.is_some()
+            && self.writable
+            && self.in_flight < self.in_flight_max
+            && self.out.len() - self.out_at < OUT_BYTES_MAX
     }
 
     /// The socket may take bytes again, or the connection is there.
@@ -128,7 +148,7 @@ impl Link {
     pub fn receive(
         &mut self,
         mut before: impl FnMut(),
-        mut answer: impl FnMut(&Header<'_>),
+        mut answer: impl FnMut(&Header<'_>, &[u8]),
     ) -> Result<(), BenchError> {
         let address = self.address;
         loop {
@@ -162,7 +182,7 @@ impl Link {
         }
     }
 
-    fn hand_over(&mut self, answer: &mut impl FnMut(&Header<'_>)) -> Result<(), BenchError> {
+    fn hand_over(&mut self, answer: &mut impl FnMut(&Header<'_>, &[u8])) -> Result<(), BenchError> {
         let address = self.address;
         let unreadable = |problem: String| BenchError::protocol(&address.to_string(), problem);
         let mut at = 0;
@@ -175,7 +195,7 @@ impl Link {
             };
             let header = decode(&frame).map_err(|error| unreadable(error.to_string()))?;
             if header.is_response() {
-                answer(&header);
+                answer(&header, frame.body);
             }
             at += consumed;
         }

@@ -1,32 +1,22 @@
-//! Owns what a run counts and the verdict on the generator itself.
+//! Owns what a loop counts while it runs.
 //!
 //! Invariant: a message belongs to the measured window by the time it was due, so that a stall
-//! cannot push messages out of it.
+//! cannot push messages out of it; every second of the loop, warm-up included, has its own counts.
 
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 
 use crate::error::BenchError;
+use crate::figures::{Sparse, Times, histogram, merge, record};
+use crate::plan::Mark;
 use crate::slots::InFlight;
 
-/// Longest time a histogram tells apart.
-const LATENCY_NS_MAX: u64 = 120_000_000_000;
-/// Most numbers of failed messages kept for the check of a later read.
-pub const FAILED_KEPT_MAX: usize = 100_000;
 /// Number of errors without an answer: the connection broke.
 pub const CODE_CONNECTION: i32 = -1;
 /// Number of errors without an answer: none came before the end.
 pub const CODE_UNANSWERED: i32 = -2;
-
-/// Lateness above which a send counts as late.
-const LATE_NS: u64 = 1_000_000;
-/// Share of sends late by the generator's own fault that spoils a run.
-const LATE_SHARE_MAX: f64 = 0.01;
-/// Share of time without a CPU that spoils a run.
-const DELAY_SHARE_MAX: f64 = 0.05;
-/// Share of time at work above which the generator may be the limit.
-const BUSY_SHARE_MAX: f64 = 0.95;
+const SECOND_NS: u64 = 1_000_000_000;
 
 /// Errors of one code.
 #[derive(Clone, Debug, Default)]
@@ -37,59 +27,77 @@ pub struct Failures {
     pub remark: String,
 }
 
-/// One second of the run.
-#[derive(Clone, Copy, Debug, Default)]
+/// One second of the loop.
+#[derive(Clone, Debug, Default)]
 pub struct Second {
-    /// Acknowledgements that arrived.
+    /// Messages whose acknowledgement arrived.
     pub acked: u64,
-    /// Error answers that arrived.
+    /// Messages whose error answer arrived.
     pub failed: u64,
-    /// The longest latency among them.
-    pub latency_max_ns: u64,
+    /// Messages due and not answered at its end.
+    pub backlog: u64,
+    /// Messages read from the tail.
+    pub delivered: u64,
+    /// Old messages read.
+    pub cold: u64,
+    /// Times of the answers that arrived, in the order of [`Times::named`].
+    pub times: [Sparse; 3],
+    /// Times from born to delivered.
+    pub end_to_end: Sparse,
 }
 
 /// Everything counted.
 #[derive(Debug)]
 pub struct Measures {
-    /// From the time a message was due.
-    pub latency: Histogram<u64>,
-    /// From the time it was handed to its connection.
-    pub service: Histogram<u64>,
-    /// How late it was handed over.
-    pub lateness: Histogram<u64>,
-    /// Errors by code, over the whole run.
+    links: Vec<Times<u32>>,
+    second: Times<u64>,
+    second_end_to_end: Histogram<u64>,
+    now: Second,
+    /// How late messages were by the generator's own fault.
+    pub own_lateness: Histogram<u64>,
+    /// From born to delivered.
+    pub end_to_end: Histogram<u64>,
+    /// Errors by code, over the whole loop.
     pub failures: BTreeMap<i32, Failures>,
-    /// Numbers of the messages that failed, the first [`FAILED_KEPT_MAX`] of them.
-    pub failed_sequences: Vec<u64>,
-    /// Seconds since the run began, warm-up included.
+    /// Seconds since the loop began, warm-up included.
     pub seconds: Vec<Second>,
+    /// Messages sent, warm-up included.
+    pub sent: u64,
+    /// Messages answered, well or badly.
+    pub answered: u64,
     /// Messages sent that were due in the window.
     pub window_sent: u64,
     /// Acknowledgements that arrived in the window.
     pub window_acked: u64,
-    /// Of the sends in the window, those late by the generator's own fault.
-    pub late_by_generator: u64,
+    /// Errors that arrived in the window.
+    pub window_failed: u64,
+    /// Messages read from the tail in the window.
+    pub window_delivered: u64,
+    /// Old messages read in the window, and the bytes of their records.
+    pub window_cold: (u64, u64),
     window_from_ns: u64,
     window_to_ns: u64,
 }
 
 impl Measures {
-    /// Counts for a window in nanoseconds since the run began.
-    pub fn new(window_from_ns: u64, window_to_ns: u64) -> Result<Self, BenchError> {
-        let histogram = || {
-            Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)
-                .map_err(|error| BenchError::Option(format!("histogram: {error}")))
-        };
+    /// Counts for a window in nanoseconds since the loop began.
+    pub fn new(links: usize, window_from_ns: u64, window_to_ns: u64) -> Result<Self, BenchError> {
         Ok(Self {
-            latency: histogram()?,
-            service: histogram()?,
-            lateness: histogram()?,
+            links: (0..links).map(|_| Times::new()).collect::<Result<_, _>>()?,
+            second: Times::new()?,
+            second_end_to_end: histogram()?,
+            now: Second::default(),
+            own_lateness: histogram()?,
+            end_to_end: histogram()?,
             failures: BTreeMap::new(),
-            failed_sequences: Vec::new(),
-            seconds: vec![Second::default(); (window_to_ns / 1_000_000_000) as usize + 1],
+            seconds: Vec::new(),
+            sent: 0,
+            answered: 0,
             window_sent: 0,
             window_acked: 0,
-            late_by_generator: 0,
+            window_failed: 0,
+            window_delivered: 0,
+            window_cold: (0, 0),
             window_from_ns,
             window_to_ns,
         })
@@ -99,94 +107,154 @@ impl Measures {
         (self.window_from_ns..self.window_to_ns).contains(&at_ns)
     }
 
-    /// A message was handed over; `held_back` if the server was the reason for its lateness.
-    pub fn sent(&mut self, due_ns: u64, sent_ns: u64, held_back: bool) {
-        if !self.in_window(due_ns) {
+    /// A message was written; `held_back` if the server was the reason for its lateness.
+    pub fn sent(&mut self, message: &InFlight, held_back: bool) {
+        let late_ns = message.sent_ns.saturating_sub(message.due_ns);
+        let count = u64::from(message.count);
+        self.sent += count;
+        record(&mut self.second.lateness, late_ns, count);
+        if !self.in_window(message.due_ns) {
             return;
         }
-        let late_ns = sent_ns.saturating_sub(due_ns);
-        self.window_sent += 1;
-        self.lateness.saturating_record(late_ns);
-        self.late_by_generator += u64::from(late_ns > LATE_NS && !held_back);
+        self.window_sent += count;
+        if let Some(times) = self.links.get_mut(message.link) {
+            record(&mut times.lateness, late_ns, message.count);
+        }
+        if !held_back {
+            record(&mut self.own_lateness, late_ns, count);
+        }
     }
 
     /// A message was acknowledged.
     pub fn acked(&mut self, message: &InFlight, now_ns: u64) {
+        let count = u64::from(message.count);
         let latency_ns = now_ns.saturating_sub(message.due_ns);
-        if self.in_window(message.due_ns) {
-            self.latency.saturating_record(latency_ns);
-            self.service
-                .saturating_record(now_ns.saturating_sub(message.sent_ns));
+        let service_ns = now_ns.saturating_sub(message.sent_ns);
+        self.answered += count;
+        self.now.acked += count;
+        record(&mut self.second.latency, latency_ns, count);
+        record(&mut self.second.service, service_ns, count);
+        if self.in_window(message.due_ns)
+            && let Some(times) = self.links.get_mut(message.link)
+        {
+            record(&mut times.latency, latency_ns, message.count);
+            record(&mut times.service, service_ns, message.count);
         }
-        self.window_acked += u64::from(self.in_window(now_ns));
-        if let Some(second) = self.second(now_ns) {
-            second.acked += 1;
-            second.latency_max_ns = second.latency_max_ns.max(latency_ns);
+        if self.in_window(now_ns) {
+            self.window_acked += count;
         }
     }
 
     /// A message failed.
     pub fn failed(&mut self, message: &InFlight, now_ns: u64, code: i32, remark: &str) {
+        let count = u64::from(message.count);
         let failures = self.failures.entry(code).or_default();
         if failures.count == 0 {
             remark.clone_into(&mut failures.remark);
         }
-        failures.count += 1;
-        if self.failed_sequences.len() < FAILED_KEPT_MAX {
-            self.failed_sequences.push(message.sequence);
-        }
-        if let Some(second) = self.second(now_ns) {
-            second.failed += 1;
+        failures.count += count;
+        self.answered += count;
+        self.now.failed += count;
+        if self.in_window(now_ns) {
+            self.window_failed += count;
         }
     }
 
-    fn second(&mut self, now_ns: u64) -> Option<&mut Second> {
-        self.seconds.get_mut((now_ns / 1_000_000_000) as usize)
+    /// A one-way message was written, and that is all there is to know.
+    pub fn answered_by_nobody(&mut self, message: &InFlight) {
+        let count = u64::from(message.count);
+        self.answered += count;
+        self.now.acked += count;
+        if self.in_window(message.sent_ns) {
+            self.window_acked += count;
+        }
+    }
+
+    /// A message was delivered to a reader of the tail.
+    pub fn delivered(&mut self, now_ns: u64, age_ns: u64) {
+        self.now.delivered += 1;
+        record(&mut self.second_end_to_end, age_ns, 1);
+        if self.in_window(now_ns) {
+            self.window_delivered += 1;
+            record(&mut self.end_to_end, age_ns, 1);
+        }
+    }
+
+    /// An old message was read.
+    pub fn cold_read(&mut self, now_ns: u64, bytes: usize) {
+        self.now.cold += 1;
+        if self.in_window(now_ns) {
+            self.window_cold.0 += 1;
+            self.window_cold.1 += bytes as u64;
+        }
+    }
+
+    /// Closes the seconds that are over; `due` is what the schedule asked for so far.
+    pub fn tick(&mut self, now_ns: u64, due: u64) {
+        while now_ns >= (self.seconds.len() as u64 + 1) * SECOND_NS {
+            let mut second = std::mem::take(&mut self.now);
+            second.backlog = due.saturating_sub(self.answered);
+            second.times = self.second.named().map(|(_, times)| Sparse::of(times));
+            second.end_to_end = Sparse::of(&self.second_end_to_end);
+            self.second.clear();
+            self.second_end_to_end.reset();
+            self.seconds.push(second);
+        }
+    }
+
+    /// Closes the last second, however short, if anything came in it.
+    pub fn close(&mut self, now_ns: u64, due: u64) {
+        self.tick(now_ns, due);
+        if self.now.acked + self.now.failed > 0 {
+            self.tick((self.seconds.len() as u64 + 1) * SECOND_NS, due);
+        }
+    }
+
+    /// The times of the window, over all connections.
+    pub fn merged(&self) -> Result<Times<u64>, BenchError> {
+        let mut whole = Times::new()?;
+        for link in &self.links {
+            whole.merge(link);
+        }
+        Ok(whole)
     }
 
     /// Errors over all codes.
     pub fn failures_total(&self) -> u64 {
         self.failures.values().map(|failures| failures.count).sum()
     }
-}
 
-/// How the generator spent the window.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Generator {
-    /// Share of time at work.
-    pub busy_share: f64,
-    /// Whether being at work all the time means anything: a schedule keeps the thread spinning.
-    pub can_idle: bool,
-    /// Share of time it wanted to run and had no CPU.
-    pub delay_share: f64,
-    /// Share of sends late by its own fault.
-    pub late_share: f64,
-}
+    /// Latencies between the marks of the loop, by whole seconds of the window: the last word of a
+    /// mark holds until the next one.
+    pub fn phases(&self, marks: &[Mark]) -> Result<Vec<(String, Histogram<u64>)>, BenchError> {
+        let mut sorted: Vec<&Mark> = marks.iter().collect();
+        sorted.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        let mut phases: Vec<(String, Histogram<u64>)> = Vec::new();
+        for (number, mark) in sorted.iter().enumerate() {
+            let next = sorted.get(number + 1);
+            let end_s = next.map_or(self.window_to_ns as f64 / 1e9, |next| next.at_s);
+            let mut whole = histogram()?;
+            for (at, second) in self.seconds.iter().enumerate() {
+                let (from_s, to_s) = (at as f64, at as f64 + 1.0);
+                let inside = from_s >= mark.at_s && to_s <= end_s;
+                let [latency, ..] = &second.times;
+                if inside && from_s >= self.window_from_ns as f64 / 1e9 {
+                    merge(&mut whole, &latency.histogram()?);
+                }
+            }
+            phases.push((mark.text.clone(), whole));
+        }
+        Ok(phases)
+    }
 
-impl Generator {
-    /// Why the figures say more about the generator than about the server; empty if they do not.
-    pub fn complaints(&self) -> Vec<String> {
-        let percent = |share: f64| 100.0 * share;
-        let mut complaints = Vec::new();
-        if self.late_share > LATE_SHARE_MAX {
-            complaints.push(format!(
-                "{:.2} % of the sends were over 1 ms late although the server held nothing back",
-                percent(self.late_share)
-            ));
-        }
-        if self.delay_share > DELAY_SHARE_MAX {
-            complaints.push(format!(
-                "the generator waited for a CPU {:.1} % of the time; give it one of its own",
-                percent(self.delay_share)
-            ));
-        }
-        if self.can_idle && self.busy_share > BUSY_SHARE_MAX {
-            complaints.push(format!(
-                "the generator was at work {:.1} % of the time and may be the limit",
-                percent(self.busy_share)
-            ));
-        }
-        complaints
+    /// Backlogs at the ends of the whole seconds of the window.
+    pub fn window_backlogs(&self) -> Vec<u64> {
+        let ends = self.seconds.iter().enumerate();
+        let inside = ends.filter(|(at, _)| {
+            let end_ns = (*at as u64 + 1) * SECOND_NS;
+            end_ns > self.window_from_ns && end_ns <= self.window_to_ns
+        });
+        inside.map(|(_, second)| second.backlog).collect()
     }
 }
 
@@ -194,43 +262,103 @@ impl Generator {
 mod tests {
     use super::*;
 
-    fn message(due_ns: u64, sent_ns: u64) -> InFlight {
+    fn message(link: usize, due_ns: u64, sent_ns: u64) -> InFlight {
         InFlight {
             due_ns,
             sent_ns,
+            link,
+            count: 1,
             ..InFlight::default()
         }
     }
 
     #[test]
-    fn latency_counts_from_the_due_time_and_service_from_the_send() {
-        let mut measures = Measures::new(0, 10_000_000_000).unwrap();
-        measures.acked(&message(1_000_000, 5_000_000), 6_000_000);
-        assert!(measures.latency.max() >= 5_000_000);
-        assert!(measures.service.max() < 1_100_000);
+    fn latency_counts_from_the_due_time_and_service_from_the_write() {
+        let mut measures = Measures::new(1, 0, 10 * SECOND_NS).unwrap();
+        measures.sent(&message(0, 1_000_000, 5_000_000), false);
+        measures.acked(&message(0, 1_000_000, 5_000_000), 6_000_000);
+        let times = measures.merged().unwrap();
+        assert!(times.latency.equivalent(times.latency.max(), 5_000_000));
+        assert!(times.service.equivalent(times.service.max(), 1_000_000));
+        assert!(times.lateness.equivalent(times.lateness.max(), 4_000_000));
     }
 
     #[test]
     fn a_message_due_in_the_window_counts_however_late_its_answer_is() {
-        let mut measures = Measures::new(1_000, 2_000).unwrap();
-        measures.acked(&message(999, 999), 1_500);
-        assert_eq!((measures.latency.len(), measures.window_acked), (0, 1));
-        measures.acked(&message(1_999, 1_999), 9_000_000);
-        assert_eq!((measures.latency.len(), measures.window_acked), (1, 1));
+        let mut measures = Measures::new(1, 1_000, 2_000).unwrap();
+        measures.acked(&message(0, 999, 999), 1_500);
+        let counts = |measures: &Measures| {
+            let latency = measures.merged().unwrap().latency;
+            (latency.len(), measures.window_acked)
+        };
+        assert_eq!(counts(&measures), (0, 1));
+        measures.acked(&message(0, 1_999, 1_999), 9_000_000);
+        assert_eq!(counts(&measures), (1, 1));
     }
 
     #[test]
-    fn lateness_is_the_generators_fault_only_when_nothing_held_it_back() {
-        let mut measures = Measures::new(0, 10_000_000_000).unwrap();
-        measures.sent(0, 5_000_000, true);
-        measures.sent(0, 5_000_000, false);
-        measures.sent(0, 500_000, false);
-        assert_eq!((measures.window_sent, measures.late_by_generator), (3, 1));
-        let late = Generator {
-            late_share: 0.02,
-            ..Generator::default()
+    fn connections_are_merged_and_a_batch_counts_its_messages() {
+        let mut measures = Measures::new(2, 0, SECOND_NS).unwrap();
+        let mut batch = message(1, 0, 0);
+        batch.count = 16;
+        measures.acked(&batch, 50_000_000);
+        measures.acked(&message(0, 0, 0), 100_000);
+        let latency = measures.merged().unwrap().latency;
+        assert_eq!((latency.len(), measures.answered), (17, 17));
+        assert!(latency.equivalent(latency.value_at_quantile(0.5), 50_000_000));
+    }
+
+    #[test]
+    fn lateness_is_the_generators_own_only_when_nothing_held_it_back() {
+        let mut measures = Measures::new(1, 0, SECOND_NS).unwrap();
+        measures.sent(&message(0, 0, 5_000_000), true);
+        measures.sent(&message(0, 0, 500_000), false);
+        assert_eq!(measures.own_lateness.len(), 1);
+        assert_eq!(measures.merged().unwrap().lateness.len(), 2);
+    }
+
+    #[test]
+    fn phases_hold_the_whole_seconds_between_two_marks() {
+        let mut measures = Measures::new(1, 0, 6 * SECOND_NS).unwrap();
+        for second in 0..6 {
+            let due_ns = second * SECOND_NS;
+            measures.acked(
+                &message(0, due_ns, due_ns),
+                due_ns + (second + 1) * 1_000_000,
+            );
+            measures.tick((second + 1) * SECOND_NS, 0);
+        }
+        let mark = |at_s: f64, text: &str| Mark {
+            at_s,
+            text: text.to_owned(),
         };
-        assert_eq!(late.complaints().len(), 1);
-        assert!(Generator::default().complaints().is_empty());
+        let phases = measures
+            .phases(&[mark(3.5, "late"), mark(1.0, "early")])
+            .unwrap();
+        let told: Vec<(&str, u64)> = phases
+            .iter()
+            .map(|(text, row)| (text.as_str(), row.len()))
+            .collect();
+        // Second 3 belongs to both and so to neither.
+        assert_eq!(told, [("early", 2), ("late", 2)]);
+        assert!(phases[1].1.equivalent(phases[1].1.max(), 6_000_000));
+    }
+
+    #[test]
+    fn every_second_has_its_own_counts_and_backlog() {
+        let mut measures = Measures::new(1, 0, 3 * SECOND_NS).unwrap();
+        measures.acked(&message(0, 0, 0), 1_000_000);
+        measures.tick(2 * SECOND_NS + 1, 5);
+        measures.acked(&message(0, 0, 0), 2 * SECOND_NS + 2);
+        measures.failed(&message(0, 0, 0), 2 * SECOND_NS + 3, 14, "busy");
+        measures.tick(3 * SECOND_NS, 8);
+        measures.close(3 * SECOND_NS + 1, 8);
+        let acked: Vec<u64> = measures.seconds.iter().map(|second| second.acked).collect();
+        assert_eq!(acked, [1, 0, 1]);
+        assert_eq!(measures.window_backlogs(), [4, 4, 5]);
+        assert_eq!(measures.seconds[2].failed, 1);
+        assert!(measures.seconds[1].times[0].is_empty());
+        let last = measures.seconds[2].times[0].histogram().unwrap();
+        assert_eq!(last.len(), 1);
     }
 }

@@ -12,8 +12,8 @@ use wire::codes::{request, response};
 use wire::frame::{FRAME_BYTES_MAX, Serialization, split};
 use wire::header::{ExtValue, decode, encode_request};
 
-use crate::cli::TopicOptions;
 use crate::error::BenchError;
+use crate::plan::Plan;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How often, and how far apart, a new topic is looked for in the routes.
@@ -183,24 +183,25 @@ pub struct BrokerQueues {
     pub address: String,
     /// Queues that can be written.
     pub write_queues: i32,
-    /// Queues that can be read.
-    pub read_queues: i32,
 }
 
 /// Finds the masters that have the topic, creating it on all of them if nobody has.
-pub fn find_topic(options: &TopicOptions) -> Result<Vec<BrokerQueues>, BenchError> {
-    let mut session = Session::connect(&options.namesrv, options.headers.serialization())?;
-    if let Some(brokers) = route(&mut session, &options.topic)? {
+pub fn find_topic(
+    session: &mut Session,
+    plan: &Plan,
+    topic: &str,
+) -> Result<Vec<BrokerQueues>, BenchError> {
+    if let Some(brokers) = route(session, topic)? {
         return Ok(brokers);
     }
-    create_topic(&mut session, options)?;
+    create_topic(session, plan, topic)?;
     for _ in 0..ROUTE_TRIES_MAX {
-        if let Some(brokers) = route(&mut session, &options.topic)? {
+        if let Some(brokers) = route(session, topic)? {
             return Ok(brokers);
         }
         std::thread::sleep(ROUTE_TRY_EVERY);
     }
-    let (topic, namesrv) = (&options.topic, &options.namesrv);
+    let namesrv = &plan.namesrv;
     Err(BenchError::Option(format!(
         "topic {topic} was created but {namesrv} has no route to it after 5 s"
     )))
@@ -235,20 +236,19 @@ fn route(session: &mut Session, topic: &str) -> Result<Option<Vec<BrokerQueues>>
             name: queues.broker_name.clone(),
             address: address.clone(),
             write_queues: queues.write_queue_nums,
-            read_queues: queues.read_queue_nums,
         });
     }
     Ok((!brokers.is_empty()).then_some(brokers))
 }
 
-fn create_topic(session: &mut Session, options: &TopicOptions) -> Result<(), BenchError> {
+fn create_topic(session: &mut Session, plan: &Plan, topic: &str) -> Result<(), BenchError> {
     let code = request::GET_BROKER_CLUSTER_INFO;
     let answer = session.need("list of brokers", code, &[], &[])?;
     let cluster: ClusterInfo =
         from_json(&answer.body).map_err(|error| BenchError::protocol(&session.address, error))?;
-    let queues = ExtValue::Int(options.queues.into());
+    let queues = ExtValue::Int(plan.queues.into());
     let ext = [
-        ("topic", ExtValue::Str(&options.topic)),
+        ("topic", ExtValue::Str(topic)),
         ("defaultTopic", ExtValue::Str("TBW102")),
         ("readQueueNums", queues),
         ("writeQueueNums", queues),
@@ -259,9 +259,37 @@ fn create_topic(session: &mut Session, options: &TopicOptions) -> Result<(), Ben
     ];
     for group in cluster.broker_addr_table.values() {
         if let Some(address) = group.broker_addrs.get(&MASTER_ID) {
-            let mut broker = Session::connect(address, options.headers.serialization())?;
+            let mut broker = Session::connect(address, plan.headers.serialization())?;
             broker.need("create topic", request::UPDATE_AND_CREATE_TOPIC, &ext, &[])?;
         }
     }
     Ok(())
+}
+
+/// Waits until a name server knows a broker: what was started is there.
+pub fn wait_for_broker(namesrv: &str, limit: Duration) -> Result<(), BenchError> {
+    let deadline = std::time::Instant::now() + limit;
+    loop {
+        if has_broker(namesrv).unwrap_or(false) {
+            return Ok(());
+        }
+        if std::time::Instant::now() > deadline {
+            return Err(BenchError::Option(format!(
+                "the name server {namesrv} knows no broker after {} s",
+                limit.as_secs()
+            )));
+        }
+        std::thread::sleep(ROUTE_TRY_EVERY);
+    }
+}
+
+fn has_broker(namesrv: &str) -> Result<bool, BenchError> {
+    let mut session = Session::connect(namesrv, Serialization::Json)?;
+    let code = request::GET_BROKER_CLUSTER_INFO;
+    let answer = session.need("list of brokers", code, &[], &[])?;
+    let cluster: ClusterInfo =
+        from_json(&answer.body).map_err(|error| BenchError::protocol(namesrv, error))?;
+    let masters = cluster.broker_addr_table.values();
+    let mut addresses = masters.filter_map(|group| group.broker_addrs.get(&MASTER_ID));
+    Ok(addresses.any(|address| Session::connect(address, Serialization::Json).is_ok()))
 }

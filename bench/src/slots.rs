@@ -18,10 +18,16 @@ pub struct InFlight {
     pub due_ns: u64,
     /// When it was handed to its connection.
     pub sent_ns: u64,
-    /// Its number in the run.
+    /// Its number in the run; of a batch that of the first message.
     pub sequence: u64,
+    /// The highest offset of its queue acknowledged when it was sent.
+    pub behind: i64,
+    /// The queue, numbered through all brokers and topics.
+    pub queue: usize,
     /// The connection.
     pub link: usize,
+    /// Messages in it; more than one in a batch.
+    pub count: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +41,7 @@ struct Slot {
 pub struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    limit: usize,
 }
 
 impl Slots {
@@ -44,7 +51,13 @@ impl Slots {
         Self {
             slots: vec![Slot::default(); count],
             free: (0..count as u32).rev().collect(),
+            limit: count,
         }
+    }
+
+    /// Allows only so many of them to be taken.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
     }
 
     /// Messages without an answer.
@@ -54,7 +67,7 @@ impl Slots {
 
     /// Whether nothing more can be sent.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty()
+        self.len() >= self.limit
     }
 
     /// Takes a slot and returns its opaque.
