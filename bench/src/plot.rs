@@ -70,6 +70,7 @@ fn lines_of_times(
         .configure_mesh()
         .x_desc(x_name)
         .y_desc("milliseconds")
+        .light_line_style(BLACK.mix(0.04))
         .x_label_formatter(&|x| x_label(x))
         .y_label_formatter(&|y| short(*y))
         .draw()
@@ -94,10 +95,19 @@ fn lines_of_times(
     }
     chart
         .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()
         .map_err(text)
+}
+
+/// A number of nines as a percentile: as many decimals as tell it from the next.
+fn percentile_name(nines: f64) -> String {
+    let decimals = (nines.ceil() as usize).saturating_sub(2);
+    let whole = nines.fract() == 0.0;
+    let decimals = decimals + usize::from(!whole && nines > 1.0);
+    format!("{:.decimals$}", 100.0 - 100.0 * 10_f64.powf(-nines))
 }
 
 fn short(value: f64) -> String {
@@ -133,7 +143,7 @@ pub fn percentiles(
             }
         })
         .collect();
-    let label = |nines: &f64| format!("{}", 100.0 - 100.0 * 10_f64.powf(-nines.round()));
+    let label = |nines: &f64| percentile_name(*nines);
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let x_name = "percentile";
     draw(path, &root, |root| {
@@ -162,7 +172,7 @@ pub fn timeline(
             let [latency, ..] = &second.times;
             let row = latency.histogram().ok().filter(|row| !row.is_empty())?;
             let value = if share < 1.0 {
-                row.value_at_quantile(share)
+                quantile(&row, share)?
             } else {
                 row.max()
             };
@@ -180,7 +190,7 @@ pub fn timeline(
         .map(|(at, second)| (at as f64 + 0.5, second.acked as f64))
         .collect();
     let root = SVGBackend::new(path, TALL).into_drawing_area();
-    let label = |second: &f64| format!("{second:.0}");
+    let label = |second: &f64| format!("{second}");
     draw(path, &root, |root| {
         let (above, below) = root.split_vertically(TALL.1 * 2 / 3);
         lines_of_times(&above, title, "seconds", &label, &series, marks)?;
@@ -202,7 +212,7 @@ fn rates(area: &Area<'_>, points: &[(f64, f64)]) -> Result<(), String> {
         .configure_mesh()
         .x_desc("seconds")
         .y_desc("acknowledged")
-        .x_label_formatter(&|x| format!("{x:.0}"))
+        .x_label_formatter(&|x| format!("{x}"))
         .y_label_formatter(&|y| format!("{y:.0}"))
         .draw()
         .map_err(text)?;
@@ -261,6 +271,13 @@ mod tests {
             assert!(text.contains(word), "{word}");
         }
         drawn("empty", |path| timeline(path, "no run", &[], &[]).unwrap());
+    }
+
+    #[test]
+    fn percentiles_are_named_as_exactly_as_they_are_apart() {
+        let named = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 3.5, 5.0].map(percentile_name);
+        let wanted = ["0", "68", "90", "96.8", "99", "99.9", "99.968", "99.999"];
+        assert_eq!(named, wanted);
     }
 
     #[test]
