@@ -7,6 +7,8 @@
 //!
 //! Invariant: the kind numbers below are never reused.
 
+use crate::pop::PopEvent;
+
 /// Topic of internal records. Clients can neither send to it nor read it.
 pub const EVENT_TOPIC: &str = "rmq_sys_pinion_event";
 
@@ -53,6 +55,8 @@ pub enum Event {
         /// Topic, queue id and next offset.
         queues: Vec<(String, i32, u64)>,
     },
+    /// Something happened to messages that were popped.
+    Pop(PopEvent),
 }
 
 const OFFSET: u8 = 1;
@@ -65,7 +69,7 @@ const QUEUE_ENDS: u8 = 6;
 /// Bytes of the stored form of an end mark.
 pub const END_MARK_BYTES: usize = 17;
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
+pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
     let len = text.len().min(usize::from(u16::MAX)) as u16;
     out.extend_from_slice(&len.to_be_bytes());
     out.extend(text.bytes().take(usize::from(len)));
@@ -92,24 +96,24 @@ pub fn encode_end_mark(from: u64, hash: u64) -> [u8; END_MARK_BYTES] {
     out
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(head)
     }
 
-    fn int(&mut self) -> Option<i32> {
+    pub(crate) fn int(&mut self) -> Option<i32> {
         Some(i32::from_be_bytes(*self.take(4)?.first_chunk()?))
     }
 
-    fn long(&mut self) -> Option<i64> {
+    pub(crate) fn long(&mut self) -> Option<i64> {
         Some(i64::from_be_bytes(*self.take(8)?.first_chunk()?))
     }
 
-    fn text(&mut self) -> Option<String> {
+    pub(crate) fn text(&mut self) -> Option<String> {
         let len = u16::from_be_bytes(*self.take(2)?.first_chunk()?);
         String::from_utf8(self.take(usize::from(len))?.to_vec()).ok()
     }
@@ -149,6 +153,7 @@ impl Event {
                     out.extend_from_slice(&next_offset.to_be_bytes());
                 }
             }
+            Self::Pop(event) => event.encode(out),
         }
     }
 
@@ -190,6 +195,7 @@ impl Event {
                 }
                 Self::QueueEnds { queues }
             }
+            kind if PopEvent::is_kind(kind) => Self::Pop(PopEvent::read(kind, &mut reader)?),
             _ => return None,
         };
         reader.0.is_empty().then_some(event)

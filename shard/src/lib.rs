@@ -17,6 +17,7 @@ pub mod memory;
 pub mod mesh;
 pub mod offsets;
 pub mod parked;
+pub mod pop;
 pub mod queue;
 mod rebuild;
 pub mod recovery;

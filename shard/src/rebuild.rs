@@ -14,6 +14,7 @@ use crate::address;
 use crate::delay::SCHEDULE_TOPIC;
 use crate::event::{EVENT_TOPIC, Event};
 use crate::io::{FileJob, JobOutcome, JobOutcomeOf, OpenMode, Storage};
+use crate::pop::PopEvent;
 use crate::queue::Extent;
 use crate::run::{self, KeyEntry, RunContent, RunMeta, RunQueue, key_hash};
 use crate::runtime::{Driver, Now};
@@ -135,6 +136,12 @@ impl Order {
                 content.events.push((position, view.body().to_vec()));
             }
             return;
+        }
+        let mark = view.prepared_transaction_offset();
+        if let Some(moved) = PopEvent::of_copy(mark, view.properties()) {
+            let mut bytes = Vec::new();
+            moved.encode(&mut bytes);
+            content.events.push((position, bytes));
         }
         let due_ms = |queue_id: i32, stored_ms: i64| {
             let delay = usize::try_from(queue_id)

@@ -22,6 +22,7 @@ use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment, UNSYN
 use crate::mark::{self, MARK_BYTES_MAX};
 use crate::memory::LockedRing;
 use crate::offsets::{Clamped, OffsetTable};
+use crate::pop::{PopEvent, PopTable};
 use crate::queue::QueueTable;
 use crate::rebuild::index_record;
 use crate::run::{self, KeyEntry, RunMeta};
@@ -137,6 +138,7 @@ struct Tables {
     queues: QueueTable,
     offsets: OffsetTable,
     delay: DelayLevels,
+    pop: PopTable,
     keys: VecDeque<KeyEntry>,
     events: VecDeque<(u64, Vec<u8>)>,
     last_store_timestamp: i64,
@@ -151,6 +153,7 @@ impl Tables {
             queues,
             offsets: OffsetTable::default(),
             delay,
+            pop: PopTable::default(),
             keys: VecDeque::with_capacity(config.units_max),
             events: VecDeque::with_capacity(4096),
             last_store_timestamp: 0,
@@ -173,8 +176,13 @@ impl Tables {
                 self.queues.remove_topic(topic, position);
                 self.offsets.remove_topic(topic);
                 self.delay.note_removed(topic, position);
+                self.pop.remove_topic(topic);
             }
-            Event::GroupRemoved { group } => self.offsets.remove_group(group),
+            Event::GroupRemoved { group } => {
+                self.offsets.remove_group(group);
+                self.pop.remove_group(group);
+            }
+            Event::Pop(event) => self.apply_pop(event, position),
             Event::QueueEnds { queues } => {
                 for (topic, queue_id, next_offset) in queues {
                     self.queues
@@ -182,6 +190,15 @@ impl Tables {
                 }
             }
             Event::EndMark { .. } => {}
+        }
+    }
+
+    fn apply_pop(&mut self, event: &PopEvent, position: u64) {
+        if let Some(offset) = self.pop.replay(event) {
+            let name = event.name();
+            let (topic, group, queue_id) = (&name.topic, &name.group, name.queue_id);
+            self.offsets
+                .replay(topic, group, queue_id, offset, position);
         }
     }
 
@@ -261,6 +278,13 @@ impl Tables {
         queue.readable = offset + 1;
         queue.last_store_timestamp = view.store_timestamp();
         self.units.dispatch_next(u64::MAX);
+        let mark = view.prepared_transaction_offset();
+        if let Some(moved) = PopEvent::of_copy(mark, view.properties()) {
+            self.apply_pop(&moved, position);
+            let mut bytes = Vec::new();
+            moved.encode(&mut bytes);
+            self.events.push_back((position, bytes));
+        }
         Ok(())
     }
 }
@@ -695,6 +719,7 @@ impl<S: Storage> Recovered<S> {
             queues: self.tables.queues,
             offsets: self.tables.offsets,
             delay: self.tables.delay,
+            pop: self.tables.pop,
             keys: self.tables.keys,
             events: self.tables.events,
             runs,

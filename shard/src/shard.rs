@@ -21,6 +21,7 @@ use crate::event::{EVENT_TOPIC, Event, encode_offset};
 use crate::log::Log;
 use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
+use crate::pop::{PopCounters, PopTable};
 use crate::queue::{QueueIndex, QueueTable};
 use crate::rebuild::Rebuilds;
 use crate::run::{KeyEntry, RunMeta, key_hash};
@@ -189,6 +190,8 @@ pub struct Shard {
     pub(crate) queues: QueueTable,
     pub(crate) offsets: OffsetTable,
     pub(crate) delay: DelayLevels,
+    pub(crate) pop: PopTable,
+    pub(crate) pop_counters: PopCounters,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -223,6 +226,7 @@ pub(crate) struct ShardParts {
     pub(crate) queues: QueueTable,
     pub(crate) offsets: OffsetTable,
     pub(crate) delay: DelayLevels,
+    pub(crate) pop: PopTable,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -269,6 +273,8 @@ impl Shard {
             queues: parts.queues,
             offsets: parts.offsets,
             delay: parts.delay,
+            pop: parts.pop,
+            pop_counters: PopCounters::default(),
             keys: parts.keys,
             events: parts.events,
             runs: parts.runs,
@@ -603,6 +609,7 @@ impl Shard {
             self.parked.wake(&mut self.queues, index, &mut self.woken);
         }
         self.offsets.remove_topic(topic);
+        self.pop.remove_topic(topic);
         Ok(end)
     }
 
@@ -615,6 +622,7 @@ impl Shard {
             },
         )?;
         self.offsets.remove_group(group);
+        self.pop.remove_group(group);
         Ok(end)
     }
 
@@ -672,7 +680,8 @@ impl Shard {
         let space = Some(self.space_checked_us + crate::maintain::SPACE_CHECK_US);
         let log = self.log.deadline_us();
         let delay = self.delay_deadline_us(now);
-        [work, retry, rebuild, space, log, delay]
+        let pop = self.pop_deadline_us(now);
+        [work, retry, rebuild, space, log, delay, pop]
             .into_iter()
             .flatten()
             .min()
@@ -715,6 +724,12 @@ impl Shard {
         self.sealer.seal_all();
         let base = self.token(TokenKind::Log, 0);
         self.log.start_flush(now, driver, base);
+    }
+
+    /// Whether [`Shard::stop`] was called.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
     }
 
     /// Whether everything is on disk after [`Shard::stop`].

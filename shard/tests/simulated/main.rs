@@ -14,6 +14,7 @@ mod faults;
 mod kept;
 mod model;
 mod points;
+mod pop;
 mod random;
 mod reads;
 mod world;

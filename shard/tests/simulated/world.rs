@@ -333,7 +333,7 @@ impl World {
 
     /// Follows the log to its tail and takes note of what the shard appended by itself: delayed
     /// messages that came due.
-    fn note_deliveries(&mut self) {
+    pub fn note_deliveries(&mut self) {
         let log = self.live.as_ref().expect("the world runs").shard.log();
         while self.followed < log.tail() {
             let at = self.followed;
@@ -351,6 +351,10 @@ impl World {
                 continue;
             }
             if view.topic() == EVENT_TOPIC.as_bytes() {
+                if let Some(Event::Pop(event)) = Event::decode(view.body()) {
+                    let commit = super::pop::commit_of(&event);
+                    commit.map(|what| self.model.push(self.followed, what));
+                }
                 // An offset that was taken back to the end of its queue.
                 if let Some(Event::Offset {
                     topic,
@@ -367,6 +371,18 @@ impl World {
                     };
                     self.model.push(self.followed, what);
                 }
+                continue;
+            }
+            if view.prepared_transaction_offset() == shard::pop::POP_COPY_MARK {
+                let topic = String::from_utf8(view.topic().to_vec()).unwrap();
+                let (queue_id, offset) = (view.queue_id(), view.queue_offset());
+                let what = What::Message {
+                    topic,
+                    queue_id,
+                    offset,
+                    raw,
+                };
+                self.model.push(self.followed, what);
                 continue;
             }
             let level: usize = String::from_utf8_lossy(&view.body()[..1]).parse().unwrap();
