@@ -9,6 +9,7 @@ pub mod client;
 pub mod disk;
 pub mod frame;
 pub mod payload;
+pub mod pop;
 pub mod process;
 pub mod procfs;
 pub mod record;

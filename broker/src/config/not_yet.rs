@@ -9,7 +9,7 @@ use super::table::Table as _;
 use super::value::{BrokerRole, TlsMode};
 
 /// Keys that are read, checked, shown and without effect.
-const WITHOUT_EFFECT: [&str; 40] = [
+const WITHOUT_EFFECT: [&str; 38] = [
     "serverSocketBacklog",
     "serverSocketSndBufSize",
     "serverSocketRcvBufSize",
@@ -23,8 +23,6 @@ const WITHOUT_EFFECT: [&str; 40] = [
     "rejectTransactionMessage",
     "timerMaxDelaySec",
     "timerPrecisionMs",
-    "popPollingSize",
-    "enableRetryTopicV2",
     "waitTimeMillsInPullQueue",
     "waitTimeMillsInTransactionQueue",
     "waitTimeMillsInAckQueue",

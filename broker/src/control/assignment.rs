@@ -37,16 +37,46 @@ pub fn dealt<T: Clone>(queues: &[T], members: usize, index: usize) -> Vec<T> {
         .collect()
 }
 
+/// The queues a member pops: with others' shares, so that each queue has several members; -1 stands
+/// for all of them.
+fn shared(
+    queues: &[i32],
+    members: usize,
+    index: usize,
+    share: i32,
+    divide: fn(&[i32], usize, usize) -> Vec<i32>,
+) -> Vec<i32> {
+    let Some(share) = usize::try_from(share).ok().filter(|share| *share > 0) else {
+        return vec![-1];
+    };
+    if share + 1 >= members {
+        return vec![-1];
+    }
+    if members > queues.len() {
+        // More members than queues: each gets one all the same.
+        let one = queues.get(index % queues.len().max(1));
+        return one.copied().into_iter().collect();
+    }
+    let following = (0..=share).map(|step| (index + step) % members);
+    let mut own: Vec<i32> = following
+        .flat_map(|member| divide(queues, members, member))
+        .collect();
+    own.sort_unstable();
+    own.dedup();
+    own
+}
+
 impl Control {
     /// Code 400.
     pub(super) fn query_assignment(&self, call: &Call<'_>) -> Outcome {
         let asked: QueryAssignmentRequest = call.json()?;
         let modes = self.modes.message_request_mode_map.get(&asked.topic);
         let set = modes.and_then(|groups| groups.get(&asked.consumer_group));
-        // A retry topic is read as its group reads the topics themselves.
+        // A retry topic is always pulled; POP has retry topics of its own.
         let is_retry = names::is_retry_topic(&asked.topic);
         let (mode, share) = match set {
             Some(set) if !is_retry => (set.mode, set.pop_share_queue_num),
+            _ if is_retry => (MessageRequestMode::Pull, -1),
             _ => (default_mode(&self.config.message_request_mode), -1),
         };
         let queues = self.assigned(&asked, mode, share)?;
@@ -87,17 +117,18 @@ impl Control {
         let Some(index) = ids.iter().position(|id| *id == asked.client_id) else {
             return Ok(Some(Vec::new()));
         };
-        if mode == MessageRequestMode::Pop && share <= 0 {
-            return Ok(Some(vec![queue(-1)]));
-        }
-        let own = match asked.strategy_name.as_str() {
-            "" | "AVG" => average(&queues, ids.len(), index),
-            "AVG_BY_CIRCLE" => dealt(&queues, ids.len(), index),
+        let divide: fn(&[i32], usize, usize) -> Vec<i32> = match asked.strategy_name.as_str() {
+            "" | "AVG" => average,
+            "AVG_BY_CIRCLE" => dealt,
             other => {
                 return Err(Refusal::error(format!(
                     "allocation strategy {other} is unknown; known are AVG and AVG_BY_CIRCLE"
                 )));
             }
+        };
+        let own = match mode {
+            MessageRequestMode::Pop => shared(&queues, ids.len(), index, share, divide),
+            MessageRequestMode::Pull => divide(&queues, ids.len(), index),
         };
         Ok(Some(own.into_iter().map(queue).collect()))
     }
@@ -132,17 +163,37 @@ impl Control {
             )));
         }
         let groups = map.entry(asked.topic.clone()).or_default();
+        let changed = pulled(&asked);
         groups.insert(asked.consumer_group.clone(), asked);
         effects.push(Effect::Save {
             name: MODES_FILE,
             bytes: to_json(&self.modes)?,
         });
+        effects.push(changed);
         now(Answer::done())
+    }
+
+    /// What the cores have to know of the saved modes.
+    pub(super) fn pulled_effects(&self) -> Vec<Effect> {
+        let topics = self.modes.message_request_mode_map.values();
+        let sets = topics.flat_map(|groups| groups.values());
+        sets.filter(|set| set.mode == MessageRequestMode::Pull)
+            .map(pulled)
+            .collect()
     }
 
     /// Code 402.
     pub(super) fn all_request_modes(&self) -> Outcome {
         now(Answer::json(&self.modes)?)
+    }
+}
+
+/// What the cores hear of a mode.
+fn pulled(set: &SetMessageRequestModeBody) -> Effect {
+    Effect::PulledChanged {
+        group: set.consumer_group.as_str().into(),
+        topic: set.topic.as_str().into(),
+        pulled: set.mode == MessageRequestMode::Pull,
     }
 }
 
@@ -171,6 +222,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn members_that_pop_share_the_queues_of_those_behind_them() {
+        let all: Vec<i32> = (0..8).collect();
+        assert_eq!(shared(&all, 4, 0, -1, average), [-1]);
+        assert_eq!(shared(&all, 4, 0, 3, average), [-1], "all share all");
+        assert_eq!(shared(&all, 4, 0, 1, average), [0, 1, 2, 3]);
+        assert_eq!(shared(&all, 4, 3, 1, average), [0, 1, 6, 7]);
+        assert_eq!(shared(&[0, 1], 5, 3, 1, average), [1]);
+        assert_eq!(shared(&[], 5, 3, 1, average), [0; 0]);
     }
 
     #[test]

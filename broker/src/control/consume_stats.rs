@@ -113,8 +113,11 @@ impl Control {
             .clients
             .group(group)
             .map(|members| members.subscriptions());
+        let is_retry = super::names::is_retry_topic(topic);
         let is_foreign = members.is_some_and(|members| {
-            !members.subscriptions.is_empty() && !members.subscriptions.contains_key(topic)
+            !is_retry
+                && !members.subscriptions.is_empty()
+                && !members.subscriptions.contains_key(topic)
         });
         if is_foreign {
             return stats;
@@ -123,9 +126,13 @@ impl Control {
             let broker_offset = queues.max_offset(topic, queue_id);
             let offset = committed.get(&(group, topic, queue_id));
             let consumer_offset = offset
-                .map_or(0, |offset| offset.offset)
+                .map_or(0, |offset| offset.consumed())
                 .clamp(0, broker_offset);
-            let pulled = offset.map_or(0, |offset| offset.pull_offset);
+            // Messages in flight are the difference of the two, for pull and pop alike.
+            let pulled = offset.map_or(0, |offset| match offset.held_from {
+                Some(_) => offset.handed_out(),
+                None => offset.pull_offset,
+            });
             let wrapper = OffsetWrapper {
                 broker_offset,
                 consumer_offset,

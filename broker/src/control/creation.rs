@@ -160,6 +160,49 @@ impl Control {
         Ok(None)
     }
 
+    /// A shard needs a queue of its own in a retry or dead-letter topic, so that a message that was
+    /// popped there can be moved to it in one step. The topic is made if need be.
+    pub fn need_queue_on(
+        &mut self,
+        now_ms: i64,
+        topic: &str,
+        shard: u16,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Err(refusal) = self.put_queue_on(now_ms, topic, shard, effects) {
+            let remark = refusal.remark;
+            tracing::warn!(
+                topic,
+                shard,
+                remark,
+                "no queue for messages to be tried again"
+            );
+        }
+    }
+
+    fn put_queue_on(
+        &mut self,
+        now_ms: i64,
+        topic: &str,
+        shard: u16,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        names::check_topic(topic)?;
+        let config = match self.topics.get(topic) {
+            Some(placed) => placed.config.clone(),
+            None => TopicConfig::new(topic, 1, PERM_READ | PERM_WRITE),
+        };
+        let mut changes = Changes::default();
+        self.topics.check_room(&config)?;
+        let placed = match self.topics.has(topic) {
+            true => self.topics.add_queue_on(topic, shard),
+            false => Some(self.topics.insert_on(config, shard)),
+        };
+        self.recovered_topics.remove(topic);
+        changes.topics.extend(placed);
+        self.publish(now_ms, changes, effects)
+    }
+
     /// A new topic made after the template the client names.
     fn inherited(
         &self,

@@ -99,6 +99,15 @@ pub enum Effect {
     },
     /// Tell every core the current subscriptions of a group (none left: empty).
     SubscriptionsChanged(Arc<GroupSubscriptions>),
+    /// Tell every core whether an administrator wants a group to pull a topic, not to pop it.
+    PulledChanged {
+        /// Group name.
+        group: Arc<str>,
+        /// Topic name.
+        topic: Arc<str>,
+        /// Whether it pulls.
+        pulled: bool,
+    },
     /// Set or forget committed offsets on their shards.
     SetOffsets(Vec<OffsetSet>),
     /// Like `SetOffsets`, and also make the next pull of each of these queues begin there (answer

@@ -125,6 +125,7 @@ impl Control {
         for group in self.groups.forbidden().keys() {
             effects.push(self.forbidden_effect(group));
         }
+        effects.extend(self.pulled_effects());
         Ok(effects)
     }
 }

@@ -196,6 +196,32 @@ impl TopicTable {
         self.put(PlacedTopic { config, shards })
     }
 
+    /// Creates a topic of one queue, which is on a shard.
+    pub fn insert_on(&mut self, config: TopicConfig, shard: u16) -> Arc<PlacedTopic> {
+        if !self.load.has(shard) || self.has(&config.topic_name) || queue_count(&config) != 1 {
+            return self.insert(config);
+        }
+        self.load.add(shard);
+        let shards = vec![shard];
+        self.put(PlacedTopic { config, shards })
+    }
+
+    /// Gives a topic a queue on a shard, behind those it has. `None`: it has one there already.
+    pub fn add_queue_on(&mut self, topic: &str, shard: u16) -> Option<Arc<PlacedTopic>> {
+        let known = self.get(topic).filter(|_| self.load.has(shard))?;
+        if known.shards.contains(&shard) {
+            return None;
+        }
+        let mut changed = PlacedTopic::clone(known);
+        let config = &mut changed.config;
+        // Places of queues that a topic had once stay theirs.
+        let count = i32::try_from(changed.shards.len()).ok()? + 1;
+        (config.read_queue_nums, config.write_queue_nums) = (count, count);
+        changed.shards.push(shard);
+        self.load.add(shard);
+        Some(self.put(changed))
+    }
+
     fn put(&mut self, placed: PlacedTopic) -> Arc<PlacedTopic> {
         let name: Arc<str> = Arc::from(placed.config.topic_name.as_str());
         let entry = Entry {
@@ -392,6 +418,24 @@ mod tests {
             assert!(refusal.remark.contains(word), "{}", refusal.remark);
             assert_eq!(refusal.code, 29);
         }
+    }
+
+    #[test]
+    fn a_shard_that_asks_gets_one_queue_of_a_topic_behind_the_others() {
+        let mut table = table(3);
+        let first = table.insert_on(TopicConfig::new("%RETRY%g_T", 1, 6), 2);
+        assert_eq!(first.shards, [2]);
+        assert!(table.add_queue_on("%RETRY%g_T", 2).is_none(), "it has one");
+        let more = table.add_queue_on("%RETRY%g_T", 0).unwrap();
+        assert_eq!(more.shards, [2, 0]);
+        let counts = (more.config.read_queue_nums, more.config.write_queue_nums);
+        assert_eq!(counts, (2, 2));
+        assert!(
+            table.add_queue_on("%RETRY%g_T", 9).is_none(),
+            "no such shard"
+        );
+        assert!(table.add_queue_on("unknown", 0).is_none());
+        assert_eq!(table.load_by_shard(), [1, 0, 1]);
     }
 
     #[test]

@@ -205,7 +205,30 @@ impl State {
         }
     }
 
+    /// Tells every core of a changed table; gives other effects back.
+    fn announce(&mut self, effect: Effect) -> Option<Effect> {
+        let change = match effect {
+            Effect::TopicChanged(topic) => Change::Topic(topic),
+            Effect::TopicRemoved(topic) => Change::TopicRemoved(topic),
+            Effect::GroupChanged(group) => Change::Group(group),
+            Effect::GroupRemoved { group, offsets } => Change::GroupRemoved(group, offsets),
+            Effect::ForbiddenChanged { group, topics } => Change::Forbidden(group, topics),
+            Effect::SubscriptionsChanged(members) => Change::Subscriptions(members),
+            Effect::PulledChanged {
+                group,
+                topic,
+                pulled,
+            } => Change::Pulled(group, topic, pulled),
+            other => return Some(other),
+        };
+        self.broadcast(change);
+        None
+    }
+
     fn run_effect(&mut self, effect: Effect) {
+        let Some(effect) = self.announce(effect) else {
+            return;
+        };
         match effect {
             Effect::Reply { to, frame } | Effect::Push { to, frame } => self.deliver(to, &frame),
             Effect::Save { name, bytes } => {
@@ -213,18 +236,6 @@ impl State {
                     task.saving = true;
                 }
                 self.jobs.push(CoreJob::Save { name, bytes });
-            }
-            Effect::TopicChanged(topic) => self.broadcast(Change::Topic(topic)),
-            Effect::TopicRemoved(topic) => self.broadcast(Change::TopicRemoved(topic)),
-            Effect::GroupChanged(group) => self.broadcast(Change::Group(group)),
-            Effect::GroupRemoved { group, offsets } => {
-                self.broadcast(Change::GroupRemoved(group, offsets));
-            }
-            Effect::ForbiddenChanged { group, topics } => {
-                self.broadcast(Change::Forbidden(group, topics));
-            }
-            Effect::SubscriptionsChanged(members) => {
-                self.broadcast(Change::Subscriptions(members));
             }
             Effect::SetOffsets(sets) => self.set_offsets(sets, false),
             Effect::ResetOffsets(sets) => self.set_offsets(sets, true),
@@ -273,6 +284,14 @@ impl State {
                     self.send_to(core, MeshMessage::CleanExpired);
                 }
             }
+            // Announced already.
+            Effect::TopicChanged(_)
+            | Effect::TopicRemoved(_)
+            | Effect::GroupChanged(_)
+            | Effect::GroupRemoved { .. }
+            | Effect::ForbiddenChanged { .. }
+            | Effect::SubscriptionsChanged(_)
+            | Effect::PulledChanged { .. } => {}
         }
     }
 
@@ -574,6 +593,7 @@ mod tests {
             offset,
             pull_offset: -1,
             last_timestamp: 0,
+            ..OffsetReport::default()
         }
     }
 

@@ -108,6 +108,8 @@ pub struct Directory {
     pub subscriptions: HashMap<Box<str>, Arc<GroupSubscriptions>>,
     /// Topics that were removed since the start; some may have been made again.
     pub made_again: HashSet<Box<str>>,
+    /// Topics that groups are set to pull, not to pop, by group.
+    pub pulled: HashMap<Box<str>, HashSet<Box<str>>>,
     /// Forbidden bits by group and topic.
     pub forbidden: HashMap<Box<str>, Arc<BTreeMap<String, i32>>>,
 }
@@ -122,6 +124,26 @@ impl Directory {
         if self.made_again.len() < MADE_AGAIN_MAX {
             self.made_again.insert(topic.into());
         }
+    }
+
+    /// Takes note of how a group reads a topic.
+    pub fn set_pulled(&mut self, group: &str, topic: &str, pulled: bool) {
+        if pulled {
+            let topics = self.pulled.entry(group.into()).or_default();
+            topics.insert(topic.into());
+        } else if let Some(topics) = self.pulled.get_mut(group) {
+            topics.remove(topic);
+            if topics.is_empty() {
+                self.pulled.remove(group);
+            }
+        }
+    }
+
+    /// Whether a group is set to pull a topic.
+    #[must_use]
+    pub fn is_pulled(&self, group: &str, topic: &str) -> bool {
+        let topics = self.pulled.get(group);
+        topics.is_some_and(|topics| topics.contains(topic))
     }
 
     /// Takes a new or changed topic; `open` opens local queues.

@@ -134,6 +134,15 @@ impl State {
             | request::GET_EARLIEST_MSG_STORETIME => {
                 self.on_queue_request(origin, &reply, header, whole);
             }
+            request::POP_MESSAGE | request::NOTIFICATION => {
+                self.on_pop(origin, &reply, header, whole);
+            }
+            request::ACK_MESSAGE => self.on_pop_ack(origin, &reply, header, whole),
+            request::BATCH_ACK_MESSAGE => self.on_batch_ack(origin, &reply, whole, body),
+            request::CHANGE_MESSAGE_INVISIBLETIME => {
+                self.on_pop_change(origin, &reply, header, whole);
+            }
+            request::POLLING_INFO => self.on_polling_info(origin, &reply, header, whole),
             request::CONSUMER_SEND_MSG_BACK => self.on_send_back(origin, &reply, header, whole),
             request::VIEW_MESSAGE_BY_ID => self.on_view(origin, &reply, header, whole),
             _ => self.to_control(origin, whole),
@@ -216,6 +225,8 @@ impl State {
             MeshMessage::Deliver { connection, frame } => {
                 if let Some(out) = self.net.output(connection) {
                     out.extend_from_slice(&frame);
+                } else if super::pop::is_part(connection) {
+                    self.on_part_answered(connection, &frame);
                 }
             }
             MeshMessage::Closed(link) => self.control_closed(link),
@@ -225,6 +236,7 @@ impl State {
                 });
             }
             MeshMessage::Change(change) => self.on_change(change),
+            MeshMessage::Pop(message) => self.on_pop_message(message),
             MeshMessage::Put(order) => self.on_put(*order),
             MeshMessage::SetOffsets { sets, reset } => self.on_set_offsets(&sets, reset),
             MeshMessage::Ask { gather, ask } => self.on_ask(from, gather, ask),
@@ -288,6 +300,9 @@ impl State {
             Change::Subscriptions(subscriptions) => {
                 let group = (*subscriptions.group).into();
                 self.directory.subscriptions.insert(group, subscriptions);
+            }
+            Change::Pulled(group, topic, pulled) => {
+                self.directory.set_pulled(&group, &topic, pulled);
             }
             Change::Config(config) => {
                 self.hot = super::state::HotSettings::new(&config);

@@ -57,6 +57,10 @@ pub enum Then {
     },
     /// Send the record back for retry.
     Back(Box<BackOrder>),
+    /// Hand the messages out.
+    Pop(Box<super::pop::ColdPop>),
+    /// Move on a message that was not acknowledged.
+    Revive(super::pop::Revival),
 }
 
 /// A question waiting for the disk.
@@ -124,6 +128,8 @@ impl State {
                 self.answer(&reply, response::SYSTEM_ERROR, Some(remark));
             }
             (Then::Back(order), answer) => self.on_back_record(*order, answer),
+            (Then::Pop(cold), answer) => self.on_cold_pop_answer(*cold, answer),
+            (Then::Revive(revival), answer) => self.on_revival_read(revival, answer),
             (then, answer) => self.tell(then, answer),
         }
     }
@@ -298,6 +304,8 @@ impl State {
                 let before = u64::try_from(entry.offset - 1).ok()?;
                 shard.store_timestamp_in_memory(at, before)
             });
+            let held = shard.pop().find(topic, name, entry.queue_id);
+            let held = held.map(|at| shard.pop().figures(at)).unwrap_or_default();
             out.push(OffsetReport {
                 group: name.to_owned(),
                 topic: topic.to_owned(),
@@ -305,6 +313,9 @@ impl State {
                 offset: entry.offset,
                 pull_offset: entry.pull_offset,
                 last_timestamp: last_timestamp.unwrap_or(0),
+                in_flight: held.in_flight as i64,
+                held_from: held.oldest_offset.map(|offset| offset as i64),
+                held_since_ms: held.oldest_pop_ms.unwrap_or(0),
             });
         }
     }

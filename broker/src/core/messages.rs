@@ -69,6 +69,8 @@ pub enum Change {
     Forbidden(Arc<str>, Arc<BTreeMap<String, i32>>),
     /// Subscriptions of a group.
     Subscriptions(Arc<GroupSubscriptions>),
+    /// Whether an administrator wants a group to pull a topic instead of popping it: group, topic.
+    Pulled(Arc<str>, Arc<str>, bool),
     /// Settings.
     Config(Arc<Config>),
 }
@@ -177,6 +179,8 @@ pub enum MeshMessage {
     },
     /// A change of shared tables.
     Change(Change),
+    /// About POP.
+    Pop(super::pop::PopMessage),
     /// A message to store.
     Put(Box<PutOrder>),
     /// Set offsets; with `reset`, the next pull starts there.

@@ -75,6 +75,10 @@ figures! {
         park_refused: counter = "pinion_bound_hits_total{bound=\"parked_pulls\"}",
         /// How often a bound was met; the request was refused or the connection closed.
         slow_closed: counter = "pinion_bound_hits_total{bound=\"connection_output\"}",
+        /// How often a bound was met; the request was refused or the connection closed.
+        pop_park_refused: counter = "pinion_bound_hits_total{bound=\"parked_pops\"}",
+        /// Pops that wait for a message.
+        pop_parked: gauge = "pinion_parked_pops",
         /// Pulls by what they found.
         get_found: counter = "pinion_pulls_total{result=\"found\"}",
         /// Pulls by what they found.
@@ -125,6 +129,26 @@ figures! {
         poisoned: gauge = "pinion_shard_poisoned",
         /// Use of the log's file system in percent.
         disk_used_percent: gauge = "pinion_disk_used_percent",
+        /// Messages popped and not acknowledged.
+        pop_in_flight: gauge = "pinion_pop_in_flight",
+        /// Time since the oldest popped message is due to come again, in milliseconds.
+        pop_overdue_ms: gauge = "pinion_pop_overdue_ms",
+        /// Messages popped.
+        pop_taken: counter = "pinion_pop_messages_total{what=\"taken\"}",
+        /// Messages popped.
+        pop_acked: counter = "pinion_pop_messages_total{what=\"acknowledged\"}",
+        /// Messages popped.
+        pop_late: counter = "pinion_pop_messages_total{what=\"acknowledged_late\"}",
+        /// Messages popped.
+        pop_changed: counter = "pinion_pop_messages_total{what=\"kept_longer\"}",
+        /// Messages popped.
+        pop_revived: counter = "pinion_pop_messages_total{what=\"tried_again\"}",
+        /// Messages popped.
+        pop_dead: counter = "pinion_pop_messages_total{what=\"dead\"}",
+        /// Messages popped.
+        pop_dropped: counter = "pinion_pop_messages_total{what=\"dropped_by_retention\"}",
+        /// How often a bound was met; the request was refused or the connection closed.
+        pop_bound_hit: counter = "pinion_bound_hits_total{bound=\"pop_in_flight\"}",
         /// Delayed messages delivered.
         delayed_delivered: counter = "pinion_delayed_delivered_total",
         /// Delayed messages dropped because their topic is gone.
@@ -328,6 +352,8 @@ impl State {
         set(&place.forwarded, counters.forwarded);
         set(&place.mesh_waiting, waiting as u64);
         set(&place.mesh_full, self.mesh.full_count());
+        set(&place.pop_park_refused, self.pop.counters.park_refused);
+        set(&place.pop_parked, self.pop.parked() as u64);
         set(&place.mesh_refused, counters.mesh_refused);
         set(&place.park_refused, counters.park_refused);
         set(&place.slow_closed, counters.slow_closed);
@@ -361,6 +387,22 @@ impl State {
     }
 }
 
+fn publish_pop(shard: &shard::Shard, now: shard::runtime::Now, place: &ShardFigures) {
+    let (counters, table) = (shard.pop_counters(), shard.pop());
+    let due_ms = table.next_due_ms().unwrap_or(i64::MAX);
+    let overdue_ms = u64::try_from(now.wall_ms.saturating_sub(due_ms)).unwrap_or(0);
+    set(&place.pop_in_flight, table.held() as u64);
+    set(&place.pop_overdue_ms, overdue_ms);
+    set(&place.pop_taken, counters.taken);
+    set(&place.pop_acked, counters.acked);
+    set(&place.pop_late, counters.ack_missed);
+    set(&place.pop_changed, counters.changed);
+    set(&place.pop_revived, counters.revived);
+    set(&place.pop_dead, counters.dead);
+    set(&place.pop_dropped, counters.dropped);
+    set(&place.pop_bound_hit, counters.bound_hit);
+}
+
 fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigures) {
     let (shard, log, latency) = (&local.shard, local.shard.log(), &local.latency);
     let counters = shard.counters();
@@ -371,6 +413,7 @@ fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigu
     set(&place.latency_p99_us, latency.quantile_us(0.99));
     set(&place.latency_p999_us, latency.quantile_us(0.999));
     set(&place.latency_max_us, latency.max_us());
+    publish_pop(shard, now, place);
     set(&place.replies_waiting, local.replies.len() as u64);
     set(&place.groups, log.groups_submitted());
     set(

@@ -448,6 +448,9 @@ impl State {
 
     /// Runs a pull again whose queue has a new message.
     pub fn on_woken(&mut self, token: u64) {
+        if token & super::pop::BELL_TOKEN != 0 {
+            return self.on_pop_bell(token);
+        }
         if let Some(pull) = self.pulls.take(token) {
             self.try_pull(pull);
         }
@@ -546,7 +549,8 @@ impl State {
         self.scratch.reply = frame;
     }
 
-    fn note_pull_only(&mut self, group: &str, topic: &str) {
+    /// Tells the control task now and then that a group reads a topic without a subscription.
+    pub fn note_pull_only(&mut self, group: &str, topic: &str) {
         let now_ms = self.now.wall_ms;
         let entry = self.directory.topics.get_mut(topic);
         if entry.is_some_and(|entry| entry.is_pull_news(group, now_ms)) {

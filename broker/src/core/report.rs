@@ -40,7 +40,7 @@ pub struct QueueReport {
 }
 
 /// One committed consumer offset.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffsetReport {
     /// Consumer group.
     pub group: String,
@@ -54,6 +54,28 @@ pub struct OffsetReport {
     pub pull_offset: i64,
     /// Store time in milliseconds of the message before the committed offset, 0 when unknown.
     pub last_timestamp: i64,
+    /// Messages popped and not acknowledged.
+    pub in_flight: i64,
+    /// Offset of the oldest of them; nothing when there is none.
+    pub held_from: Option<i64>,
+    /// When the message held longest was popped, in milliseconds; 0 without one.
+    pub held_since_ms: i64,
+}
+
+impl OffsetReport {
+    /// Up to where everything is consumed: the committed offset, or the oldest message that was
+    /// popped and is not acknowledged.
+    #[must_use]
+    pub fn consumed(&self) -> i64 {
+        self.held_from.unwrap_or(self.offset).min(self.offset)
+    }
+
+    /// Up to where messages were handed out.
+    #[must_use]
+    pub fn handed_out(&self) -> i64 {
+        let held = self.held_from.map_or(0, |from| from + self.in_flight);
+        self.pull_offset.max(self.offset).max(held)
+    }
 }
 
 /// Store figures of one shard. Counters run from the start of the process.

@@ -165,6 +165,8 @@ pub struct State {
     pub directory: Directory,
     /// Parked and cold pulls.
     pub pulls: PullTable,
+    /// POP.
+    pub pop: super::pop::PopState,
     /// Ring ends to the other cores.
     pub mesh: MeshEnd<MeshMessage>,
     /// Messages waiting for room in a ring, by target core.
@@ -287,6 +289,8 @@ impl State {
         if usize::from(link.core) == self.core {
             if let Some(out) = self.net.output(link.connection) {
                 out.extend_from_slice(frame);
+            } else if super::pop::is_part(link.connection) {
+                self.on_part_answered(link.connection, frame);
             }
         } else {
             let (connection, frame) = (link.connection, frame.to_vec());

@@ -77,6 +77,7 @@ impl<D: Driver> Core<D> {
             self.turn_shard(index);
         }
         self.state.expire_pulls();
+        self.state.pop_turn();
         self.state.control_turn();
         self.state.name_server_turn();
         self.state.register_turn(&mut self.driver);
@@ -257,6 +258,7 @@ impl<D: Driver> Core<D> {
             idle,
             drain,
             state.pulls.deadline_us(),
+            state.pop.deadline_us(),
         ];
         all.into_iter().flatten().min()
     }
@@ -313,6 +315,7 @@ impl State {
         }
         self.scratch.woken = woken;
         self.scratch.answers = answers;
+        self.pop_after_shard_turn(index);
     }
 
     /// Lets answers go whose messages the watermark has passed.

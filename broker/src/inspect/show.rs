@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::buffers::Found;
-use super::walk::ShardReport;
+use super::walk::{EventReport, ShardReport};
 use super::{Findings, PROBLEMS_SHOWN_MAX, StoreFacts};
 use crate::config::value::Bytes;
 
@@ -94,13 +94,7 @@ pub fn shard_text(shard: &ShardReport, facts: &StoreFacts) -> String {
         "  runs cover the log to {}; records checked whole: {} by runs, {} by end marks",
         shard.covered_to, shard.checked_by_run, shard.checked_by_mark
     );
-    let events = &shard.events;
-    let _ = writeln!(
-        out,
-        "  internal records: {} offsets, {} of delay levels, {} removals, {} end marks, \
-         {} queue ends",
-        events.offsets, events.delay_progress, events.removals, events.end_marks, events.queue_ends
-    );
+    events_text(&shard.events, &mut out);
     buffer_text(shard.shard, facts, &mut out);
     for ((topic, queue_id), queue) in &shard.queues {
         let jumps = if queue.jumps == 0 {
@@ -125,6 +119,20 @@ pub fn shard_text(shard: &ShardReport, facts: &StoreFacts) -> String {
         let _ = writeln!(out, "  … {} problems in all", shard.problem_count);
     }
     out
+}
+
+fn events_text(events: &EventReport, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "  internal records: {} offsets, {} of delay levels, {} of POP, {} removals, \
+         {} end marks, {} queue ends",
+        events.offsets,
+        events.delay_progress,
+        events.pop,
+        events.removals,
+        events.end_marks,
+        events.queue_ends
+    );
 }
 
 fn buffer_text(shard: u16, facts: &StoreFacts, out: &mut String) {
@@ -220,6 +228,7 @@ fn shard_json(shard: &ShardReport, facts: &StoreFacts) -> Value {
         "events": {
             "offsets": shard.events.offsets,
             "delayProgress": shard.events.delay_progress,
+            "pop": shard.events.pop,
             "removals": shard.events.removals,
             "endMarks": shard.events.end_marks,
             "queueEnds": shard.events.queue_ends,

@@ -78,6 +78,8 @@ pub struct EventReport {
     pub offsets: u64,
     /// Progress of delay levels.
     pub delay_progress: u64,
+    /// What happened to popped messages.
+    pub pop: u64,
     /// Topics and groups removed.
     pub removals: u64,
     /// Checksums over the records in front of them.
@@ -505,6 +507,7 @@ impl<'a> Walker<'a> {
             Some(Event::EndMark { .. }) => {}
             Some(Event::Offset { .. }) => events.offsets += 1,
             Some(Event::DelayProgress { .. }) => events.delay_progress += 1,
+            Some(Event::Pop(_)) => events.pop += 1,
             Some(Event::GroupRemoved { .. }) => events.removals += 1,
             Some(Event::TopicRemoved { topic }) => {
                 events.removals += 1;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use shard::event::Event;
 use shard::io::sim::Crash;
 use shard::pop::{Due, DueMessage, PopEvent, Taking};
 use shard::runtime::Now;
@@ -15,9 +16,27 @@ const TOPIC: &str = "T0";
 const RETRY: &str = "%RETRY%g_T0";
 const GROUP: &str = "g";
 
-/// Where a group stands after a record of POP.
-pub fn commit_of(event: &PopEvent) -> Option<What> {
-    let offset = match event {
+/// Where an internal record says that a group stands: one of POP, or an offset that was taken back
+/// to the end of its queue.
+pub fn commit_in(body: &[u8]) -> Option<What> {
+    let event = match Event::decode(body)? {
+        Event::Offset {
+            topic,
+            group,
+            queue_id,
+            offset,
+        } => {
+            return Some(What::Commit {
+                topic,
+                group,
+                queue_id,
+                offset,
+            });
+        }
+        Event::Pop(event) => event,
+        _ => return None,
+    };
+    let offset = match &event {
         PopEvent::Taken {
             ordered: false,
             next_offset,

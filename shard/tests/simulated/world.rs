@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shard::cold::{Answer, Question};
-use shard::event::{EVENT_TOPIC, Event};
+use shard::event::EVENT_TOPIC;
 use shard::io::sim::{Crash, SimRandom};
 use shard::io::{Entry, OpenMode, Storage, StoreFile};
 use shard::maintain::RetentionOrder;
@@ -351,26 +351,10 @@ impl World {
                 continue;
             }
             if view.topic() == EVENT_TOPIC.as_bytes() {
-                if let Some(Event::Pop(event)) = Event::decode(view.body()) {
-                    let commit = super::pop::commit_of(&event);
-                    commit.map(|what| self.model.push(self.followed, what));
-                }
-                // An offset that was taken back to the end of its queue.
-                if let Some(Event::Offset {
-                    topic,
-                    group,
-                    queue_id,
-                    offset,
-                }) = Event::decode(view.body())
-                {
-                    let what = What::Commit {
-                        topic,
-                        group,
-                        queue_id,
-                        offset,
-                    };
-                    self.model.push(self.followed, what);
-                }
+                let commit = super::pop::commit_in(view.body());
+                commit
+                    .into_iter()
+                    .for_each(|what| self.model.push(self.followed, what));
                 continue;
             }
             if view.prepared_transaction_offset() == shard::pop::POP_COPY_MARK {

@@ -308,6 +308,7 @@ fn offset_report(group: &str, topic: &str, queue_id: i32, offset: i64) -> Offset
         offset,
         pull_offset: -1,
         last_timestamp: NOW - 1_000,
+        ..OffsetReport::default()
     }
 }
 

@@ -14,6 +14,8 @@ fn names(effects: &[Effect]) -> Vec<&'static str> {
         Effect::GroupRemoved { .. } => "group removed",
         Effect::Register { .. } => "register",
         Effect::Redispatch { .. } => "redispatch",
+        Effect::PulledChanged { pulled: true, .. } => "pulls",
+        Effect::PulledChanged { .. } => "pops",
         _ => "other",
     };
     effects.iter().map(name).collect()
@@ -578,7 +580,7 @@ fn system_topics_are_listed_and_modes_are_stored() {
     );
     assert_eq!(
         names(&harness.effects),
-        ["messageRequestMode.json", "reply"]
+        ["messageRequestMode.json", "pops", "reply"]
     );
     let all = harness
         .ask(request::GET_ALL_MESSAGE_REQUEST_MODE, &[], "")

@@ -174,13 +174,18 @@ fn lag(sample: &Sample, page: &mut Page<'_>) {
         let Some(end) = ends.get(&key).copied() else {
             continue;
         };
-        let pulled = offset.pull_offset.max(offset.offset);
+        let (consumed, pulled) = (offset.consumed(), offset.handed_out());
         let behind = |from: i64, to: i64| u64::try_from(to.saturating_sub(from)).unwrap_or(0);
         let sum = sums.entry((&offset.topic, &offset.group)).or_default();
-        sum.0 += behind(offset.offset, end);
-        sum.1 += behind(offset.offset, pulled);
+        sum.0 += behind(consumed, end);
+        // In between may be acknowledged ones, where messages are popped one by one.
+        sum.1 += match offset.held_from {
+            Some(_) => behind(0, offset.in_flight),
+            None => behind(consumed, pulled),
+        };
         sum.2 += behind(pulled, end);
     }
+    held(sample, page);
     for ((topic, group), (lag, in_flight, ready)) in sums {
         let labels = group_labels(topic, group);
         let series = [
@@ -203,6 +208,24 @@ fn lag(sample: &Sample, page: &mut Page<'_>) {
         for (name, help, value) in series {
             page.named(name, "gauge", help, &labels, value);
         }
+    }
+}
+
+/// How long groups have held the oldest message they popped.
+fn held(sample: &Sample, page: &mut Page<'_>) {
+    let mut oldest: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+    let offsets = sample.reports.iter().flat_map(|report| &report.offsets);
+    for offset in offsets.filter(|offset| offset.held_since_ms > 0) {
+        let since = oldest.entry((&offset.topic, &offset.group));
+        let since = since.or_insert(offset.held_since_ms);
+        *since = (*since).min(offset.held_since_ms);
+    }
+    for ((topic, group), since_ms) in oldest {
+        let labels = group_labels(topic, group);
+        let age_ms = u64::try_from(sample.at_ms.saturating_sub(since_ms)).unwrap_or(0);
+        let name = "pinion_pop_oldest_unacked_ms";
+        let help = "Time since the oldest unacknowledged message was popped, in milliseconds.";
+        page.named(name, "gauge", help, &labels, age_ms);
     }
 }
 

@@ -36,6 +36,7 @@ fn sample() -> Sample {
         offset: 60,
         pull_offset: 90,
         last_timestamp: 0,
+        ..OffsetReport::default()
     };
     let first = Report {
         stores: vec![store(3)],
