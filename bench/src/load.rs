@@ -310,7 +310,10 @@ impl<'a> Load<'a> {
         LoopResult {
             pace: self.pace,
             generator,
-            server_cpu_us: spent.server_ns.map(per_message),
+            server_cpu_us: spent
+                .server_ns
+                .filter(|_| measures.window_acked > 0)
+                .map(per_message),
             generator_cpu_us: per_message(spent.own_ns),
             measures,
             started: self.started_at,

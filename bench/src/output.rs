@@ -107,10 +107,7 @@ impl Outcome {
         if self.sound() {
             for (name, result) in &self.loops {
                 let figures = LoopFigures::of(result)?;
-                if name != result.pace.name() {
-                    table.push_str(&format!("{name}: "));
-                }
-                table.push_str(&figures.section(plan));
+                table.push_str(&figures.section(plan, name));
                 let marks = marks_of(plan, result)?;
                 let phases = result.measures.phases(&marks)?;
                 table.push_str(&phase_table(&phases));

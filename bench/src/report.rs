@@ -56,11 +56,15 @@ impl<'a> LoopFigures<'a> {
         refusals
     }
 
-    /// The section of the table.
-    pub fn section(&self, plan: &Plan) -> String {
+    /// The section of the table; `name` tells loops of the same pace apart.
+    pub fn section(&self, plan: &Plan, name: &str) -> String {
         let result = self.result;
         let measures = &result.measures;
-        let mut out = format!("## {}\n\n", capital(&result.pace.label()));
+        let mut out = format!("## {}", capital(&result.pace.label()));
+        if name != result.pace.name() {
+            out.push_str(&format!(" ({})", name.replace('-', " ")));
+        }
+        out.push_str("\n\n");
         match self.refusals().as_slice() {
             [] => out.push_str("May be quoted.\n\n"),
             refusals => {

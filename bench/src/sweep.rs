@@ -286,7 +286,7 @@ fn write(
     });
     table.push_str(&step_table(steps)?);
     table.push('\n');
-    table.push_str(&LoopFigures::of(closed)?.section(plan));
+    table.push_str(&LoopFigures::of(closed)?.section(plan, closed.pace.name()));
     println!("{table}");
     dir.write("table.md", table.as_bytes())?;
     plot::over_rate(
