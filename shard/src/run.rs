@@ -183,7 +183,7 @@ pub fn encode(mut content: RunContent) -> (Vec<u8>, RunMeta) {
         directory.extend_from_slice(&fence.to_be_bytes());
     }
     let mut events = Vec::new();
-    for (position, event) in &content.events {
+    for (position, event) in &crate::pop::compact(content.events) {
         events.extend_from_slice(&position.to_be_bytes());
         events.extend_from_slice(&(event.len() as u32).to_be_bytes());
         events.extend_from_slice(event);

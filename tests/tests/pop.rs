@@ -299,6 +299,41 @@ fn in_order_a_queue_gives_nothing_more_until_all_is_acknowledged_or_its_time_is_
 }
 
 #[test]
+fn in_order_a_message_that_always_fails_becomes_a_dead_letter_and_frees_its_queue() {
+    let _turn = turn();
+    let topic = "pop_order_dead";
+    let (mut broker, mut client) = broker("pop-order-dead", topic, 1);
+    let group = "{\"groupName\":\"pop_group\",\"retryMaxTimes\":1}";
+    let frame = client.call(200, &[], group.as_bytes()).expect("group");
+    assert_eq!(frame.code, 0, "{frame:?}");
+    send(&mut client, topic, 0, 3);
+    let asked = Pop::of(GROUP, topic).ordered().most(1).invisible(400);
+    let mut seen = Vec::new();
+    let until = Instant::now() + Duration::from_secs(20);
+    while seen.len() < 4 && Instant::now() < until {
+        for message in client
+            .pop(&asked.clone().waiting(1_000))
+            .expect("pop")
+            .messages
+        {
+            seen.push(text(&message));
+            if seen.last().is_some_and(|body| body != "0 0") {
+                assert_eq!(client.ack(&message).expect("ack"), 0);
+            }
+        }
+    }
+    let first = seen.iter().filter(|body| *body == "0 0").count();
+    assert!((2..=3).contains(&first), "{seen:?}");
+    assert_eq!(&seen[first..], &["0 1", "0 2"][..seen.len() - first]);
+    let dead = client
+        .read_queue("%DLQ%pop_group", 0, 0)
+        .expect("dead letters");
+    assert_eq!(dead.len(), 1);
+    assert_eq!(dead[0].body, b"0 0");
+    broker.stop();
+}
+
+#[test]
 fn a_tag_filter_passes_over_the_others_and_retries_are_not_filtered() {
     let _turn = turn();
     let topic = "pop_tags";

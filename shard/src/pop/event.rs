@@ -29,7 +29,7 @@ pub const POP_COPY_MARK: i64 = -0x50_4f50;
 pub const OFFSETS_PER_EVENT_MAX: usize = 65_535;
 
 /// One queue as one consumer group pops it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PopName {
     /// Topic.
     pub topic: String,

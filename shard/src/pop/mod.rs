@@ -8,6 +8,7 @@
 //! record together with the note that the original is settled.
 
 mod block;
+mod compact;
 mod due;
 mod event;
 mod table;
@@ -17,6 +18,7 @@ mod tests;
 use wire::message::properties;
 
 pub use block::BLOCK_MESSAGES_MAX;
+pub use compact::compact;
 pub use event::{
     OFFSETS_PER_EVENT_MAX, POP_COPY_MARK, POP_KIND_FIRST, POP_KIND_LAST, POP_ORIGIN, PopEvent,
     PopName,

@@ -60,6 +60,8 @@ pub struct DueMessage {
     pub pop_ms: i64,
     /// Failed attempts to move it on.
     pub tries: u8,
+    /// How often it was handed out in order, but for the first time; 0 otherwise.
+    pub count: i32,
 }
 
 /// Something whose time is up.
@@ -457,8 +459,29 @@ impl PopTable {
                 offset: flight.offset,
                 pop_ms: flight.pop_ms,
                 tries: flight.tries,
+                count: 0,
             })
         })
+    }
+
+    /// Messages of a queue's block that were handed out in order so often that they are not to be
+    /// handed out again.
+    #[must_use]
+    pub fn exhausted(&self, index: PopIndex, count_max: i32) -> Vec<DueMessage> {
+        let block = self.queue(index).and_then(|queue| queue.block.as_ref());
+        let Some(block) = block else {
+            return Vec::new();
+        };
+        let entries = block.entries.iter();
+        let entries = entries.filter(|entry| !entry.acked && entry.count >= count_max);
+        let message = |entry: &BlockEntry| DueMessage {
+            queue: index,
+            offset: entry.offset,
+            pop_ms: block.pop_ms,
+            tries: 0,
+            count: entry.count,
+        };
+        entries.map(message).collect()
     }
 
     /// When something is due next, in milliseconds.

@@ -10,7 +10,7 @@
 use shard::NewMessage;
 use shard::cold::{Answer, Question};
 use shard::error::Refusal;
-use shard::pop::{Due, DueMessage, PopName, Taking};
+use shard::pop::{Due, DueMessage, PopIndex, PopName, Taking};
 use shard::queue::{Queue, QueueIndex};
 use shard::select::{PullLimits, Selection};
 use wire::message::{RecordView, ids, properties, tags};
@@ -70,6 +70,7 @@ impl State {
                 Some(Due::Unblocked(index)) => {
                     let name = shard.pop().queue(index).map(|queue| queue.name.clone());
                     if let Some(name) = name {
+                        self.bury_exhausted(local, index, &name.group);
                         self.wake_pops(local, &name.topic, &name.group, None);
                     }
                 }
@@ -77,6 +78,24 @@ impl State {
             }
         }
         self.turn_again = true;
+    }
+
+    /// Messages read in order do not block their queue for ever: what was delivered often enough
+    /// becomes a dead letter.
+    fn bury_exhausted(&mut self, local: usize, index: PopIndex, group: &str) {
+        let most = self.deliveries_max(group);
+        let exhausted = self
+            .shards
+            .get(local)
+            .map(|local| local.shard.pop().exhausted(index, most));
+        for message in exhausted.unwrap_or_default() {
+            self.revive(local, message);
+        }
+    }
+
+    fn deliveries_max(&self, group: &str) -> i32 {
+        let config = self.directory.groups.get(group);
+        config.map_or(DELIVERIES_MAX, |config| config.retry_max_times.max(0))
     }
 
     fn postpone(&mut self, local: usize, message: &DueMessage, pause_ms: i64, failed: bool) {
@@ -190,7 +209,7 @@ impl State {
             return self.postpone_failed(local, message);
         };
         let number = shard.number();
-        let Some(target) = self.target_of(&name, number, &view) else {
+        let Some(target) = self.target_of(&name, number, (&view, message.count)) else {
             return self.postpone(local, message, QUEUE_PAUSE_MS, false);
         };
         match self.move_on(local, message, &name, &target, &view) {
@@ -203,13 +222,14 @@ impl State {
     }
 
     /// The queue for the copy of a message; `None` while it is being made.
-    fn target_of(&mut self, name: &PopName, shard: u16, view: &RecordView<'_>) -> Option<Target> {
-        let most = self
-            .directory
-            .groups
-            .get(&*name.group)
-            .map_or(DELIVERIES_MAX, |config| config.retry_max_times);
-        let dead = view.reconsume_times() >= most.max(0);
+    fn target_of(
+        &mut self,
+        name: &PopName,
+        shard: u16,
+        (view, count): (&RecordView<'_>, i32),
+    ) -> Option<Target> {
+        let delivered = view.reconsume_times().max(count);
+        let dead = delivered >= self.deliveries_max(&name.group);
         let normal = normal_topic(&name.topic, &name.group);
         let pulled = !dead && self.directory.is_pulled(&name.group, normal);
         let topic = if dead {
@@ -262,7 +282,7 @@ impl State {
             sys_flag: view.sys_flag(),
             born_timestamp: view.born_timestamp(),
             born_host: view.born_host(),
-            reconsume_times: view.reconsume_times() + 1,
+            reconsume_times: view.reconsume_times().max(message.count) + 1,
             prepared_transaction_offset: 0,
             body: view.body(),
             properties: &[&stored],
