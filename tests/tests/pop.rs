@@ -407,6 +407,39 @@ fn a_group_that_switches_to_pull_finds_its_unacknowledged_messages_and_no_others
 }
 
 #[test]
+fn progress_shows_the_oldest_unacknowledged_message_and_what_is_in_flight() {
+    let _turn = turn();
+    let topic = "pop_progress";
+    let (mut broker, mut client) = broker("pop-progress", topic, 1);
+    send(&mut client, topic, 0, 5);
+    let mut popped = pop_all(&mut client, &Pop::of(GROUP, topic));
+    popped.sort_by_key(|message| message.record.queue_offset);
+    let fields = [
+        ("consumerGroup", GROUP.to_owned()),
+        ("topic", topic.to_owned()),
+    ];
+    let mut progress = |client: &mut Client| {
+        let frame = client.call(208, &fields, b"").expect("consume stats");
+        let body = String::from_utf8_lossy(&frame.body).into_owned();
+        ["brokerOffset", "consumerOffset", "pullOffset"].map(|name| {
+            let (_, rest) = body.split_once(&format!("\"{name}\":")).expect("a field");
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse::<i64>().expect("a number")
+        })
+    };
+    assert_eq!(progress(&mut client), [5, 0, 5]);
+    for at in [0, 2] {
+        assert_eq!(client.ack(&popped[at]).expect("ack"), 0);
+    }
+    assert_eq!(progress(&mut client), [5, 1, 5]);
+    for at in [1, 3, 4] {
+        assert_eq!(client.ack(&popped[at]).expect("ack"), 0);
+    }
+    assert_eq!(progress(&mut client)[..2], [5, 5]);
+    broker.stop();
+}
+
+#[test]
 fn notification_and_polling_info_tell_of_messages_and_of_those_who_wait() {
     let _turn = turn();
     let topic = "pop_notify";
