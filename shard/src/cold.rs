@@ -69,6 +69,15 @@ pub enum Question {
         /// Candidates to look at, newest first.
         candidates_max: usize,
     },
+    /// Units of a queue, as many as one look finds.
+    Units {
+        /// Queue.
+        queue: QueueIndex,
+        /// First offset.
+        offset: i64,
+        /// Units at most.
+        units_max: usize,
+    },
     /// An offset by store time.
     Time {
         /// Queue.
@@ -96,6 +105,8 @@ pub enum Answer {
     Records(Vec<Vec<u8>>),
     /// An offset.
     Offset(i64),
+    /// Units; none where the offset has no message.
+    Units(Vec<Unit>),
     /// The disk failed to read.
     Failed(String),
 }
@@ -354,6 +365,14 @@ impl Shard {
                 to_ms,
                 ..
             } => job.stage = self.recent_keys(hash, from_ms, to_ms),
+            Question::Units {
+                queue,
+                offset,
+                units_max,
+            } => {
+                let units = self.find_units(queue, offset, units_max, driver)?;
+                return Ok(Some(Answer::Units(units)));
+            }
             Question::Time {
                 queue,
                 timestamp,
@@ -371,6 +390,27 @@ impl Shard {
             }
         }
         Ok(None)
+    }
+
+    /// Units from an offset on, wherever they are.
+    fn find_units<D: Driver>(
+        &mut self,
+        queue: QueueIndex,
+        offset: i64,
+        units_max: usize,
+        driver: &D,
+    ) -> Result<Vec<Unit>, Halt> {
+        let limits = PullLimits {
+            messages_max: units_max,
+            bytes_max: usize::MAX,
+        };
+        let (mut scratch, mut units) = (Vec::new(), Vec::new());
+        let selection = self.select(queue, offset, None, limits, &mut scratch, &mut units);
+        if selection == Selection::OnDisk {
+            units = self.disk_units(queue, offset, units_max as u64, driver)?;
+        }
+        units.truncate(units_max);
+        Ok(units)
     }
 
     /// Chooses units of a run file, from one window of it.

@@ -269,6 +269,9 @@ impl Shard {
             return;
         };
         level.reading = false;
+        if matches!(answer, Answer::Pull { .. }) {
+            self.failures.delay.worked();
+        }
         match answer {
             Answer::Pull {
                 selection: Selection::NoneMatched { next_offset },
@@ -289,12 +292,15 @@ impl Shard {
             }
             Answer::Failed(reason) => {
                 level.next_due_ms = now.wall_ms + REFUSED_PAUSE_MS;
-                tracing::warn!(
-                    shard = self.config.number,
-                    level = index + 1,
-                    reason,
-                    "delayed messages not read"
-                );
+                if let Some(times) = self.failures.delay.failed(now.monotonic_us) {
+                    tracing::warn!(
+                        shard = self.config.number,
+                        level = index + 1,
+                        times,
+                        reason,
+                        "delayed messages not read"
+                    );
+                }
             }
             _ => level.next_due_ms = now.wall_ms + REFUSED_PAUSE_MS,
         }

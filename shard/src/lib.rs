@@ -21,6 +21,7 @@ pub mod pop;
 pub mod queue;
 mod rebuild;
 pub mod recovery;
+pub mod repeated;
 pub mod run;
 pub mod runtime;
 mod scan;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::address;
 use crate::error::Refusal;
 use crate::event::Event;
-use crate::io::{BLOCK_BYTES, FileJob, JobOutcome, JobOutcomeOf, Storage};
+use crate::io::{BLOCK_BYTES, FileJob, JobOutcome, JobOutcomeOf, Space, Storage};
 use crate::log::Segment;
 use crate::runtime::{Driver, Now};
 use crate::segments::REMOVING_SUFFIX;
@@ -71,7 +71,7 @@ impl Shard {
             || self.stopping
             || self.log.poison().is_some()
             || self.log.ready.len() >= self.ready_target()
-            || self.log.prepare_error.is_some()
+            || self.prepare_waits
         {
             return;
         }
@@ -93,7 +93,7 @@ impl Shard {
         driver.file_job(job, self.token(TokenKind::Prepare, start & 0xff_ffff_ffff));
     }
 
-    fn on_prepared(&mut self, result: io::Result<JobOutcome>) {
+    fn on_prepared(&mut self, now: Now, result: io::Result<JobOutcome>) {
         let Some((start, fresh)) = self.preparing.take() else {
             return;
         };
@@ -103,6 +103,7 @@ impl Shard {
             .join(address::segment_name(self.config.number, start));
         match result {
             Ok(JobOutcome::File(file)) => {
+                self.prepare_worked();
                 self.counters.segments_prepared += 1;
                 self.log.ready.push_back(Segment { start, file, path });
                 if fresh && self.zero_next.is_none() {
@@ -113,12 +114,21 @@ impl Shard {
             Err(error) => {
                 // Tried again once the space has been measured again.
                 let reason = format!("{}: {error}", path.display());
-                tracing::error!(
-                    shard = self.config.number,
-                    "cannot prepare segment {reason}"
-                );
+                if let Some(times) = self.failures.prepare.failed(now.monotonic_us) {
+                    let shard = self.config.number;
+                    tracing::error!(shard, times, "cannot prepare segment {reason}; trying on");
+                }
                 self.log.prepare_error = Some(reason);
+                self.prepare_waits = true;
             }
+        }
+    }
+
+    fn prepare_worked(&mut self) {
+        self.log.prepare_error = None;
+        if let Some(times) = self.failures.prepare.worked() {
+            let shard = self.config.number;
+            tracing::info!(shard, times, "segments can be prepared again");
         }
     }
 
@@ -165,7 +175,7 @@ impl Shard {
         result: io::Result<JobOutcome>,
     ) {
         if kind == TokenKind::Prepare as u8 {
-            self.on_prepared(result);
+            self.on_prepared(now, result);
         } else if kind == TokenKind::Zero as u8 {
             if let Err(error) = result {
                 tracing::warn!(shard = self.config.number, %error, "zeros not written ahead");
@@ -190,8 +200,9 @@ impl Shard {
 
     fn on_space(&mut self, result: io::Result<JobOutcome>) {
         self.space_pending = false;
-        self.log.prepare_error = None;
+        self.prepare_waits = false;
         if let Ok(JobOutcome::Space(space)) = result {
+            self.space = space;
             let used = space.total_bytes.saturating_sub(space.available_bytes);
             let percent = used
                 .saturating_mul(100)
@@ -211,6 +222,18 @@ impl Shard {
     #[must_use]
     pub fn disk_used_percent(&self) -> u32 {
         self.disk_used_percent
+    }
+
+    /// Space of the file system of the log, as last measured; zeros before the first time.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Directory of the log.
+    #[must_use]
+    pub fn log_dir(&self) -> &Path {
+        &self.config.log_dir
     }
 
     /// Drops old segments with their runs, once what has to be remembered of them is durable.
@@ -241,13 +264,17 @@ impl Shard {
         let Some(position) = boundary else { return 0 };
         match self.note_ends(driver.now(), position) {
             Ok(durable_at) => {
+                self.failures.retention.worked();
                 self.dropping = Some((position, durable_at));
                 self.retention_step(driver);
                 count
             }
             Err(refusal) => {
-                let shard = self.config.number;
-                tracing::warn!(shard, %refusal, "retention waits: it cannot note down queue ends");
+                if let Some(times) = self.failures.retention.failed(driver.now().monotonic_us) {
+                    let shard = self.config.number;
+                    tracing::warn!(shard, times, %refusal,
+                        "retention waits: it cannot note down queue ends");
+                }
                 0
             }
         }

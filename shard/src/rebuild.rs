@@ -239,6 +239,7 @@ impl Shard {
                     self.discard(driver, path);
                     return;
                 };
+                self.failures.rebuild.worked();
                 run.meta = meta.completed_from(&bytes);
                 let old = std::mem::replace(&mut run.file, file);
                 tracing::warn!(shard, path = %run.path.display(), "queue index made again");
@@ -248,7 +249,9 @@ impl Shard {
             Ok(_) => {}
             Err(error) => {
                 self.rebuilds.retry_at_us = now.monotonic_us + RETRY_US;
-                tracing::error!(shard, start, %error, "queue index not made again");
+                if let Some(times) = self.failures.rebuild.failed(now.monotonic_us) {
+                    tracing::error!(shard, start, times, %error, "queue index not made again");
+                }
             }
         }
     }

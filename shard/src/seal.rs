@@ -415,13 +415,23 @@ impl Shard {
                 // The log is untouched, and the units stay in the ring until the file is there;
                 // appends are refused once the ring is full.
                 let error = StoreError::file("write run", path, source);
-                tracing::error!(shard = self.config.number, %error, "tried again in a moment");
+                if let Some(times) = self.failures.run.failed(now.monotonic_us) {
+                    let shard = self.config.number;
+                    tracing::error!(shard, times, %error, "tried again every second");
+                }
                 self.sealer.marks.push_front(mark);
                 self.sealer.retry_at_us = (now.monotonic_us + RETRY_US).max(1);
                 return;
             }
         };
         self.sealer.retry_at_us = 0;
+        if let Some(times) = self.failures.run.worked() {
+            tracing::info!(
+                shard = self.config.number,
+                times,
+                "runs can be written again"
+            );
+        }
         install(&queues, &touched, &mut self.queues);
         let sealed = self.sealer.sealed;
         self.keys

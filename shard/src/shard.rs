@@ -18,12 +18,14 @@ use crate::cold::ColdReads;
 use crate::delay::DelayLevels;
 use crate::error::Refusal;
 use crate::event::{EVENT_TOPIC, Event, encode_offset};
+use crate::io::Space;
 use crate::log::Log;
 use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
 use crate::pop::{PopCounters, PopTable};
 use crate::queue::{QueueIndex, QueueTable};
 use crate::rebuild::Rebuilds;
+use crate::repeated::Repeated;
 use crate::run::{KeyEntry, RunMeta, key_hash};
 use crate::runtime::{Completion, Driver, FileId, Now};
 use crate::seal::Sealer;
@@ -176,6 +178,16 @@ pub struct ShardCounters {
     pub segments_dropped: u64,
 }
 
+/// What goes on failing while a disk is full, read-only or broken, said once and then rarely.
+#[derive(Default)]
+pub(crate) struct Failures {
+    pub(crate) prepare: Repeated,
+    pub(crate) run: Repeated,
+    pub(crate) rebuild: Repeated,
+    pub(crate) delay: Repeated,
+    pub(crate) retention: Repeated,
+}
+
 pub(crate) struct Run {
     pub(crate) meta: RunMeta,
     pub(crate) file: FileId,
@@ -210,8 +222,12 @@ pub struct Shard {
     /// log is synced to the second.
     pub(crate) dropping: Option<(u64, u64)>,
     pub(crate) disk_used_percent: u32,
+    pub(crate) space: Space,
     pub(crate) space_checked_us: u64,
     pub(crate) space_pending: bool,
+    /// Whether no segment is prepared before the space has been measured again.
+    pub(crate) prepare_waits: bool,
+    pub(crate) failures: Failures,
     pub(crate) stopping: bool,
     pub(crate) counters: ShardCounters,
     pub(crate) last_store_timestamp: i64,
@@ -289,8 +305,11 @@ impl Shard {
             retiring: Vec::new(),
             dropping: None,
             disk_used_percent: 0,
+            space: Space::default(),
             space_checked_us: 0,
             space_pending: false,
+            prepare_waits: false,
+            failures: Failures::default(),
             stopping: false,
             counters: ShardCounters::default(),
             last_store_timestamp: parts.last_store_timestamp,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::client::{Client, physical_offset, sent};
 use crate::payload;
+use crate::process::BrokerProcess;
 
 /// Requests one producer keeps in flight.
 const IN_FLIGHT: usize = 16;
@@ -105,6 +106,30 @@ impl Ledger {
                 .expect("view by physical offset");
             assert_eq!(payload::number(&record.body), Some(seen.number), "{seen:?}");
         }
+    }
+
+    /// Runs a load for a while, kills the broker under it and takes in what was acknowledged and
+    /// what was read. Returns how many acknowledgements there were.
+    pub fn load_and_kill(
+        &mut self,
+        broker: &mut BrokerProcess,
+        load: &Load,
+        pause: Duration,
+    ) -> usize {
+        let (acknowledged, read) = load.run(
+            || broker.client(),
+            || {
+                thread::sleep(pause);
+                broker.signal("KILL");
+            },
+        );
+        broker.kill();
+        let count = acknowledged.len();
+        self.acknowledged += count as u64;
+        self.read_only += read.len() as u64;
+        let seen = acknowledged.into_iter().chain(read);
+        seen.for_each(|seen| self.note(seen));
+        count
     }
 
     /// How many places are known.

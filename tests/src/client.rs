@@ -22,16 +22,24 @@ pub mod code {
     pub const UPDATE_CONSUMER_OFFSET: i32 = 15;
     pub const UPDATE_AND_CREATE_TOPIC: i32 = 17;
     pub const SEARCH_OFFSET_BY_TIMESTAMP: i32 = 29;
+    pub const GET_ALL_TOPIC_CONFIG: i32 = 21;
+    pub const GET_BROKER_RUNTIME_INFO: i32 = 28;
     pub const GET_MAX_OFFSET: i32 = 30;
     pub const GET_MIN_OFFSET: i32 = 31;
     pub const GET_EARLIEST_STORE_TIME: i32 = 32;
     pub const VIEW_MESSAGE_BY_ID: i32 = 33;
     pub const HEART_BEAT: i32 = 34;
+    pub const GET_CONSUMER_LIST: i32 = 38;
+    pub const LOCK_QUEUES: i32 = 41;
     pub const GET_ROUTE: i32 = 105;
+    pub const GET_ALL_GROUPS: i32 = 201;
+    pub const GET_CONSUME_STATS: i32 = 208;
     pub const DELETE_TOPIC_IN_BROKER: i32 = 215;
     pub const DELETE_TOPIC_IN_NAMESRV: i32 = 216;
     pub const SEND_MESSAGE_V2: i32 = 310;
     pub const SEND_BATCH_MESSAGE: i32 = 320;
+    pub const QUERY_CONSUME_QUEUE: i32 = 321;
+    pub const GET_TOPIC_CONFIG: i32 = 351;
 }
 
 /// Response codes the suites look for.
@@ -273,7 +281,20 @@ impl Client {
 
     /// Pulls without waiting for new messages.
     pub fn pull(&mut self, topic: &str, queue: i32, offset: i64, max: i32) -> io::Result<Pulled> {
-        let opaque = self.start_pull(topic, queue, offset, max, Duration::ZERO)?;
+        self.pull_as("test_reader", topic, queue, offset, max)
+    }
+
+    /// The same for a group.
+    pub fn pull_as(
+        &mut self,
+        group: &str,
+        topic: &str,
+        queue: i32,
+        offset: i64,
+        max: i32,
+    ) -> io::Result<Pulled> {
+        let request = pull_request(group, (topic, queue, offset), max, Duration::ZERO);
+        let opaque = self.start(request)?;
         pulled(self.finish(opaque)?)
     }
 
@@ -286,21 +307,12 @@ impl Client {
         max: i32,
         wait: Duration,
     ) -> io::Result<i32> {
-        let suspend = if wait.is_zero() { 0 } else { PULL_FLAG_SUSPEND };
-        let fields = [
-            ("consumerGroup", "test_reader".to_owned()),
-            ("topic", topic.to_owned()),
-            ("queueId", queue_id.to_string()),
-            ("queueOffset", offset.to_string()),
-            ("maxMsgNums", max.to_string()),
-            ("sysFlag", (suspend | PULL_FLAG_SUBSCRIPTION).to_string()),
-            ("commitOffset", "0".to_owned()),
-            ("suspendTimeoutMillis", wait.as_millis().to_string()),
-            ("subscription", "*".to_owned()),
-            ("subVersion", "0".to_owned()),
-            ("expressionType", "TAG".to_owned()),
-        ];
-        self.start(Frame::request(code::PULL_MESSAGE, &fields, b""))
+        self.start(pull_request(
+            "test_reader",
+            (topic, queue_id, offset),
+            max,
+            wait,
+        ))
     }
 
     /// Everything readable in a queue from `offset` on; fails unless offsets follow one another.
@@ -415,6 +427,20 @@ impl Client {
         Ok(records.remove(0))
     }
 
+    /// The messages with the id that their producer gave them.
+    pub fn query_unique(&mut self, topic: &str, id: &str) -> io::Result<Vec<Record>> {
+        let fields = [
+            ("topic", topic.to_owned()),
+            ("key", id.to_owned()),
+            ("maxNum", "32".to_owned()),
+            ("beginTimestamp", "0".to_owned()),
+            ("endTimestamp", i64::MAX.to_string()),
+            ("_UNIQUE_KEY_QUERY", "true".to_owned()),
+        ];
+        let frame = self.call(code::QUERY_MESSAGE, &fields, b"")?.success()?;
+        decode_all(&frame.body)
+    }
+
     /// The one message that a send put into the log.
     pub fn view_at(&mut self, topic: &str, sent: &Sent) -> Record {
         self.view(topic, physical_offset(sent.message_id()))
@@ -442,6 +468,20 @@ impl Client {
             .success()
     }
 
+    /// What `brokerStatus` shows, by name.
+    pub fn runtime_info(&mut self) -> io::Result<BTreeMap<String, String>> {
+        let frame = self
+            .call(code::GET_BROKER_RUNTIME_INFO, &[], b"")?
+            .success()?;
+        let json: serde_json::Value = serde_json::from_slice(&frame.body)?;
+        let table = json["table"].as_object().expect("a table");
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        Ok(table
+            .iter()
+            .map(|(key, value)| (key.clone(), text(value)))
+            .collect())
+    }
+
     /// The route of a topic as text, if the name server knows it.
     pub fn route(&mut self, topic: &str) -> io::Result<Option<String>> {
         let frame = self.call(code::GET_ROUTE, &[("topic", topic.to_owned())], b"")?;
@@ -452,6 +492,30 @@ impl Client {
             String::from_utf8_lossy(&frame.success()?.body).into_owned(),
         ))
     }
+}
+
+/// A pull that the broker may park for `wait`.
+fn pull_request(
+    group: &str,
+    (topic, queue_id, offset): (&str, i32, i64),
+    max: i32,
+    wait: Duration,
+) -> Frame {
+    let suspend = if wait.is_zero() { 0 } else { PULL_FLAG_SUSPEND };
+    let fields = [
+        ("consumerGroup", group.to_owned()),
+        ("topic", topic.to_owned()),
+        ("queueId", queue_id.to_string()),
+        ("queueOffset", offset.to_string()),
+        ("maxMsgNums", max.to_string()),
+        ("sysFlag", (suspend | PULL_FLAG_SUBSCRIPTION).to_string()),
+        ("commitOffset", "0".to_owned()),
+        ("suspendTimeoutMillis", wait.as_millis().to_string()),
+        ("subscription", "*".to_owned()),
+        ("subVersion", "0".to_owned()),
+        ("expressionType", "TAG".to_owned()),
+    ];
+    Frame::request(code::PULL_MESSAGE, &fields, b"")
 }
 
 fn queue_fields(topic: &str, queue_id: i32) -> Vec<(&'static str, String)> {

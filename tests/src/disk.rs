@@ -5,6 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::process::BrokerProcess;
+use crate::{is_root, skipped};
+
 /// An ext4 file system on a loop device.
 #[derive(Debug)]
 pub struct LoopDisk {
@@ -34,13 +37,32 @@ impl LoopDisk {
         std::fs::create_dir_all(&mount).map_err(|error| error.to_string())?;
         let (image_text, mount_text) = (image.display().to_string(), mount.display().to_string());
         run(&["truncate", "-s", &bytes.to_string(), &image_text])?;
-        run(&["mkfs.ext4", "-q", "-F", &image_text])?;
+        // Without the part kept for root, full is full for a test that runs as root.
+        run(&["mkfs.ext4", "-q", "-F", "-m", "0", &image_text])?;
         run(&["mount", "-o", "loop", &image_text, &mount_text])?;
         Ok(Self {
             image,
             mount,
             frozen: false,
         })
+    }
+
+    /// Puts the data of a broker on a disk of its own; says so and gives none where it cannot.
+    pub fn under(broker: &mut BrokerProcess, bytes: u64) -> Option<Self> {
+        if !is_root() {
+            skipped("a disk of the test's own needs root");
+            return None;
+        }
+        match Self::create(broker.root(), bytes) {
+            Ok(disk) => {
+                broker.data_at(&disk.path().join("store"));
+                Some(disk)
+            }
+            Err(reason) => {
+                skipped(&format!("no loop disk: {reason}"));
+                None
+            }
+        }
     }
 
     /// Where it is mounted.

@@ -8,6 +8,8 @@ pub mod audit;
 pub mod client;
 pub mod disk;
 pub mod frame;
+pub mod java;
+pub mod network;
 pub mod payload;
 pub mod pop;
 pub mod process;
@@ -15,6 +17,7 @@ pub mod procfs;
 pub mod record;
 pub mod source;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -23,6 +26,17 @@ static TURN: Mutex<()> = Mutex::new(());
 /// that many of these tests assert.
 pub fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets a flag when it goes out of scope, so that threads that look at it end also when the test
+/// fails.
+#[derive(Debug)]
+pub struct StopAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A number from the environment, for suites whose length is a choice (`CRASH_ROUNDS` and such).
@@ -35,8 +49,10 @@ pub fn env_number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Says loudly that a test did not run and why.
+/// Says loudly that a test did not run and why; with `CI=true` that fails it.
 pub fn skipped(why: &str) {
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(!ci, "cannot run here, and CI=true skips nothing: {why}");
     eprintln!("\n*** SKIPPED: {why} ***\n");
 }
 

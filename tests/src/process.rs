@@ -6,8 +6,8 @@
 //! the test failed; no process outlives its harness.
 
 use std::fs::{self, File};
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -78,6 +78,8 @@ pub fn local(port: u16) -> SocketAddr {
 #[derive(Debug)]
 pub struct BrokerProcess {
     root: PathBuf,
+    data: PathBuf,
+    host: SocketAddr,
     /// The port of its name server.
     pub namesrv_port: u16,
     /// The port of its broker.
@@ -85,6 +87,7 @@ pub struct BrokerProcess {
     settings: Vec<(String, String)>,
     arguments: Vec<String>,
     wrapper: Vec<String>,
+    environment: Vec<(String, String)>,
     child: Option<Child>,
     starts: u32,
 }
@@ -100,12 +103,15 @@ impl BrokerProcess {
         fs::create_dir_all(&root).expect("test data can be written");
         let (namesrv_port, broker_port) = free_ports();
         let mut process = Self {
+            data: root.join("data"),
             root,
+            host: local(0),
             namesrv_port,
             broker_port,
             settings: Vec::new(),
             arguments: Vec::new(),
             wrapper: Vec::new(),
+            environment: Vec::new(),
             child: None,
             starts: 0,
         };
@@ -146,6 +152,25 @@ impl BrokerProcess {
         self
     }
 
+    /// Replaces what its environment has beyond that of the test.
+    pub fn environment(&mut self, pairs: &[(&str, &str)]) -> &mut Self {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        self.environment = pairs.iter().map(owned).collect();
+        self
+    }
+
+    /// Where it is reached, if that is not 127.0.0.1; the port does not matter.
+    pub fn reached_at(&mut self, host: SocketAddr) -> &mut Self {
+        self.host = host;
+        self
+    }
+
+    /// Puts its data somewhere else, such as on a disk of the test's own.
+    pub fn data_at(&mut self, directory: &Path) -> &mut Self {
+        self.data = directory.to_path_buf();
+        self
+    }
+
     /// The directory of this process.
     pub fn root(&self) -> &Path {
         &self.root
@@ -153,7 +178,7 @@ impl BrokerProcess {
 
     /// The data directory it is given.
     pub fn data(&self) -> PathBuf {
-        self.root.join("data")
+        self.data.clone()
     }
 
     /// Where its surviving buffer lies, unless `pinion.bufferDir` was changed.
@@ -191,6 +216,32 @@ impl BrokerProcess {
         self.launch_as(&words)
     }
 
+    /// Starts `pinion namesrv` and waits until it answers.
+    pub fn start_namesrv(&mut self) -> &mut Self {
+        let port = self.namesrv_port.to_string();
+        let data = self.data().display().to_string();
+        self.launch_as(&["namesrv", "--data", &data, "--port", &port].map(str::to_owned));
+        let address = local(self.namesrv_port);
+        // A socket of a killed process may take connections for a moment, so that only an answer
+        // counts.
+        let asks = || Client::connect(address).and_then(|mut client| client.route("none"));
+        eventually("the name server", Duration::from_secs(5), || asks().is_ok());
+        self
+    }
+
+    /// Starts `pinion broker` under that name with another process's name server.
+    pub fn launch_broker(&mut self, name: &str, namesrv_port: u16) -> &mut Self {
+        let store = self.data().display().to_string();
+        let port = self.broker_port.to_string();
+        self.set("brokerName", name).set("listenPort", &port);
+        self.set("storePathRootDir", &store);
+        let configuration = self.configuration().display().to_string();
+        let namesrv = format!("127.0.0.1:{namesrv_port}");
+        self.launch_as(&["broker", "-c", &configuration, "-n", &namesrv].map(str::to_owned));
+        self.namesrv_port = namesrv_port;
+        self
+    }
+
     /// Starts `pinion` with exactly these words and returns at once; writes the configuration.
     pub fn launch_as(&mut self, words: &[String]) -> &mut Self {
         assert!(self.child.is_none(), "one process at a time");
@@ -216,6 +267,7 @@ impl BrokerProcess {
         // A process group of its own keeps a Ctrl-C at the test from reaching it twice.
         command.current_dir(&self.root).process_group(0);
         command.env_remove("NAMESRV_ADDR").stdin(Stdio::null());
+        command.envs(self.environment.iter().map(|(key, value)| (key, value)));
         command
             .stdout(output.try_clone().expect("output file"))
             .stderr(output);
@@ -252,14 +304,28 @@ impl BrokerProcess {
     }
 
     fn ready(&self) -> io::Result<bool> {
-        Client::connect(local(self.broker_port))?;
-        let route = Client::connect(local(self.namesrv_port))?.route("TBW102")?;
+        Client::connect(self.address(self.broker_port))?;
+        let route = Client::connect(self.address(self.namesrv_port))?.route("TBW102")?;
         Ok(route.is_some_and(|route| route.contains(&format!(":{}", self.broker_port))))
+    }
+
+    /// The address of one of its ports.
+    pub fn address(&self, port: u16) -> SocketAddr {
+        match self.host {
+            SocketAddr::V4(host) => SocketAddr::from((*host.ip(), port)),
+            // The zone of a link-local address has to stay.
+            SocketAddr::V6(host) => SocketAddrV6::new(*host.ip(), port, 0, host.scope_id()).into(),
+        }
+    }
+
+    /// A connection to the broker, or none while it starts or after it was killed.
+    pub fn try_client(&self) -> io::Result<Client> {
+        Client::connect(self.address(self.broker_port))
     }
 
     /// A fresh connection to the broker.
     pub fn client(&self) -> Client {
-        let address = local(self.broker_port);
+        let address = self.address(self.broker_port);
         Client::connect(address).unwrap_or_else(|error| {
             panic!("connect to {address}: {error}; it said:\n{}", self.output())
         })
@@ -267,7 +333,7 @@ impl BrokerProcess {
 
     /// A fresh connection to the name server.
     pub fn namesrv(&self) -> Client {
-        Client::connect(local(self.namesrv_port)).expect("connect to the name server")
+        Client::connect(self.address(self.namesrv_port)).expect("connect to the name server")
     }
 
     /// The process id.
@@ -429,6 +495,19 @@ pub fn copy_directory(from: &Path, to: &Path) {
         "copy {} failed",
         from.display()
     );
+}
+
+/// An answer of the health port: status and body; none while nobody answers there.
+pub fn probe(port: u16, path: &str) -> Option<(u16, String)> {
+    let limit = Duration::from_millis(500);
+    let mut stream = TcpStream::connect_timeout(&local(port), limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let status = text.split(' ').nth(1)?.parse().ok()?;
+    let (_, body) = text.split_once("\r\n\r\n")?;
+    Some((status, body.to_owned()))
 }
 
 /// Waits until `check` holds, or fails naming `what`.

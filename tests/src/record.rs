@@ -25,6 +25,8 @@ pub struct Record {
     pub sys_flag: i32,
     /// When the broker took it, in milliseconds since the epoch.
     pub store_timestamp_ms: i64,
+    /// The address of the client that sent it.
+    pub born_host: SocketAddr,
     /// The address the broker advertises.
     pub store_host: SocketAddr,
     /// How often a consumer sent it back.
@@ -107,7 +109,7 @@ impl Record {
         let physical_offset = reader.long()?;
         let sys_flag = reader.int()?;
         reader.long()?;
-        reader.host(sys_flag & SYS_FLAG_BORN_IPV6 != 0)?;
+        let born_host = reader.host(sys_flag & SYS_FLAG_BORN_IPV6 != 0)?;
         let store_timestamp_ms = reader.long()?;
         let store_host = reader.host(sys_flag & SYS_FLAG_STORE_IPV6 != 0)?;
         let reconsume_times = reader.int()?;
@@ -139,6 +141,7 @@ impl Record {
             physical_offset,
             sys_flag,
             store_timestamp_ms,
+            born_host,
             store_host,
             reconsume_times,
             body,

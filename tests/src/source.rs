@@ -30,10 +30,12 @@ pub fn project_files(extensions: &[&str]) -> Vec<PathBuf> {
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
             let kind = entry.file_type().expect("a file type");
+            // In a further work tree `.git` is a file.
+            if FOREIGN.contains(&name.as_str()) {
+                continue;
+            }
             if kind.is_dir() {
-                if !FOREIGN.contains(&name.as_str()) {
-                    open.push(path);
-                }
+                open.push(path);
             } else if extensions.contains(&extension(&path)) && name != "Cargo.lock" {
                 files.push(
                     path.strip_prefix(&root)

@@ -89,6 +89,12 @@ fn every_message_of_a_batch_keeps_its_own_id_and_properties() {
             assert!(ids.insert(id.clone()), "{id} was given twice");
             let viewed = client.view(TOPIC, physical_offset(id)).expect("view");
             assert_eq!(viewed.body, record.body, "the id alone finds its message");
+            let [unique, ..] = texts_of(number);
+            let found = client
+                .query_unique(TOPIC, &unique)
+                .expect("query by unique key");
+            assert_eq!(found.len(), 1, "{unique} finds exactly its message");
+            assert_eq!(found[0].body, record.body, "{unique}");
         }
         first += size;
     }

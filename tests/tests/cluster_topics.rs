@@ -22,7 +22,7 @@ struct Cluster {
 impl Cluster {
     fn start(name: &str) -> Self {
         let mut namesrv = BrokerProcess::new(&format!("{name}-namesrv"));
-        start_namesrv(&mut namesrv);
+        namesrv.start_namesrv();
         let mut cluster = Self {
             namesrv,
             brokers: Vec::new(),
@@ -34,22 +34,15 @@ impl Cluster {
 
     fn add(&mut self, directory: &str, name: &str, settings: &[(&str, &str)]) {
         let mut broker = BrokerProcess::new(directory);
-        let store = broker.data().display().to_string();
-        let port = broker.broker_port.to_string();
-        broker.set("brokerName", name).set("listenPort", &port);
-        broker.set("storePathRootDir", &store);
         for (key, value) in settings {
             broker.set(key, value);
         }
-        self.launch(&mut broker);
+        self.launch(&mut broker, name);
         self.brokers.push(broker);
     }
 
-    fn launch(&self, broker: &mut BrokerProcess) {
-        let configuration = broker.configuration().display().to_string();
-        let namesrv = format!("127.0.0.1:{}", self.namesrv.namesrv_port);
-        broker.launch_as(&["broker", "-c", &configuration, "-n", &namesrv].map(str::to_owned));
-        broker.namesrv_port = self.namesrv.namesrv_port;
+    fn launch(&self, broker: &mut BrokerProcess, name: &str) {
+        broker.launch_broker(name, self.namesrv.namesrv_port);
         // The route may be that of the process before, and without automatic creation there is no
         // TBW102 to look for: the broker itself has to answer.
         let port = format!(":{}\"", broker.broker_port);
@@ -92,20 +85,6 @@ impl Cluster {
             .call(code::DELETE_TOPIC_IN_NAMESRV, &fields, b"");
         frame.and_then(Frame::success).expect("delete the route");
     }
-}
-
-fn start_namesrv(namesrv: &mut BrokerProcess) {
-    let port = namesrv.namesrv_port.to_string();
-    let data = namesrv.data().display().to_string();
-    namesrv.launch_as(&["namesrv", "--data", &data, "--port", &port].map(str::to_owned));
-    let address = local(namesrv.namesrv_port);
-    // A socket of a killed process may take connections for a moment, so that only an answer
-    // counts.
-    eventually("the name server", Duration::from_secs(5), || {
-        Client::connect(address)
-            .and_then(|mut client| client.route("none"))
-            .is_ok()
-    });
 }
 
 /// What a client that knows all queues of the route does: round and round.
@@ -215,7 +194,7 @@ fn a_broker_that_joins_later_gets_what_sends_made_and_one_without_auto_create_do
     // All of them come back the same after a restart.
     let mut third = cluster.brokers.swap_remove(2);
     third.kill();
-    cluster.launch(&mut third);
+    cluster.launch(&mut third, "c");
     let offset = third.client().max_offset(&names[0], 0);
     assert_eq!(offset.expect("the topic"), 0);
 }
@@ -233,7 +212,7 @@ fn a_name_server_that_comes_back_empty_knows_both_brokers_and_offers_on() {
         broker.client().create_topic(&topic, 2).expect("create");
     }
     cluster.namesrv.kill();
-    start_namesrv(&mut cluster.namesrv);
+    cluster.namesrv.start_namesrv();
     let restarted = Instant::now();
     first.send("after", 0, b"after", &[]).expect("send");
     for at in 0..200 {

@@ -35,24 +35,8 @@ fn rounds_of_kills(name: &str, flush: &str, buffer: Option<&str>) {
         ledger.audit(&mut client, TOPIC, load.queues, false);
         ledger.spot_check(&mut client, TOPIC, &mut random);
         let pause = Duration::from_millis(100 + random.below(900));
-        let (acknowledged, read) = load.run(
-            || broker.client(),
-            || {
-                std::thread::sleep(pause);
-                broker.signal("KILL");
-            },
-        );
-        broker.kill();
-        assert!(
-            !acknowledged.is_empty(),
-            "round {round}: nothing was acknowledged"
-        );
-        ledger.acknowledged += acknowledged.len() as u64;
-        ledger.read_only += read.len() as u64;
-        acknowledged
-            .into_iter()
-            .chain(read)
-            .for_each(|seen| ledger.note(seen));
+        let acknowledged = ledger.load_and_kill(&mut broker, &load, pause);
+        assert!(acknowledged > 0, "round {round}: nothing was acknowledged");
     }
     broker.start();
     ledger.audit(&mut broker.client(), TOPIC, load.queues, true);

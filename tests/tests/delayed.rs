@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use tests::client::Client;
-use tests::process::{BrokerProcess, eventually, files_below};
+use tests::process::{BrokerProcess, eventually};
 use tests::{payload, turn};
 
 const TOPIC: &str = "delayed";
@@ -94,48 +94,131 @@ fn delayed_messages_pending_at_a_kill_come_once_after_it() {
     }
 }
 
-#[test]
-fn progress_that_lies_outside_the_log_is_moved_back_into_it() {
-    let _turn = turn();
-    for progress in ["9999999", "-5"] {
-        let mut broker = BrokerProcess::new("delayed-progress");
-        broker.start();
-        let mut client = broker.client();
-        client.create_topic(TOPIC, 1).expect("create topic");
-        send_delayed(&mut client, 0, "1");
-        eventually("the first message", LEVEL_ONE + LATE, || {
-            arrived(&mut client).len() == 1
-        });
-        broker.stop();
-        let named = |path: &std::path::PathBuf| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().contains("delayOffset"))
-        };
-        for file in files_below(&broker.data())
-            .iter()
-            .filter(|path| named(path))
-        {
-            let levels: Vec<_> = (1..=18)
-                .map(|level| format!("{level}:{progress}"))
-                .collect();
-            let text = format!("{{\"offsetTable\":{{{}}}}}", levels.join(","));
-            std::fs::write(file, text).expect("write");
+/// Four levels, the last of which is four seconds.
+fn with_short_levels(name: &str) -> BrokerProcess {
+    let mut broker = BrokerProcess::new(name);
+    broker.set("messageDelayLevel", "1s 2s 3s 4s 8s");
+    broker.set("flushDiskType", "ASYNC_FLUSH");
+    broker.set("mappedFileSizeCommitLog", &(1 << 20).to_string());
+    broker.arguments(&["--shards", "1"]);
+    broker
+}
+
+/// Sends one more message of levels 1 and 4 and requires each in its second.
+fn new_ones_come_in_time(client: &mut Client, first: u64) {
+    let asked = [(first, "1", 1), (first + 1, "4", 4)]
+        .map(|(number, level, due_s)| (number, send_delayed(client, number, level), due_s));
+    for (number, asked, due_s) in asked {
+        let due = Duration::from_secs(due_s);
+        while !arrived(client).contains(&number) {
+            let waited = asked.elapsed();
+            assert!(waited < due + LATE, "{number} is late after {waited:?}");
+            std::thread::sleep(Duration::from_millis(5));
         }
-        broker.start();
-        let mut client = broker.client();
-        let asked = send_delayed(&mut client, 1, "1");
-        eventually("the new message", LEVEL_ONE + LATE, || {
-            arrived(&mut client).contains(&1)
-        });
-        assert!(asked.elapsed() >= LEVEL_ONE - Duration::from_millis(5));
-        let old = arrived(&mut client)
-            .iter()
-            .filter(|number| **number == 0)
-            .count();
+        let waited = asked.elapsed();
         assert!(
-            (1..=2).contains(&old),
-            "the first message stands there {old} times"
+            waited >= due - Duration::from_millis(5),
+            "early after {waited:?}"
         );
-        broker.stop();
     }
+}
+
+/// Zeroes the last bytes of the log, which may stand in several segments.
+fn zero_the_end_of_the_log(broker: &BrokerProcess, bytes: usize) {
+    let mut left = bytes;
+    for segment in broker.segments().iter().rev() {
+        let mut content = std::fs::read(segment).expect("segment");
+        let end = content
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |at| at + 1);
+        let from = end.saturating_sub(left);
+        content[from..end].fill(0);
+        std::fs::write(segment, content).expect("segment");
+        left -= end - from;
+        if left == 0 {
+            return;
+        }
+    }
+    panic!("the log is shorter than {bytes} bytes");
+}
+
+#[test]
+fn delayed_messages_go_on_after_the_end_of_the_log_is_lost() {
+    let _turn = turn();
+    let mut broker = with_short_levels("delayed-cut");
+    // One segment, so that what is lost is not what a run was written of.
+    broker.set("mappedFileSizeCommitLog", &(64 << 20).to_string());
+    broker.start();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    // Steady traffic of both levels, for longer than the longer one waits.
+    let began = Instant::now();
+    let mut count = 0;
+    while began.elapsed() < Duration::from_secs(6) {
+        let body = payload::body(count, 4_000);
+        let level = if count % 2 == 0 { "1" } else { "4" };
+        client
+            .send(TOPIC, 0, &body, &[("DELAY", level)])
+            .expect("send");
+        count += 1;
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    let before = arrived(&mut client);
+    assert!(
+        before.len() > 100,
+        "only {} of {count} arrived",
+        before.len()
+    );
+    broker.kill();
+    // As after a power cut: neither the last writes nor the write buffer.
+    let _ = std::fs::remove_dir_all(broker.buffer_directory());
+    zero_the_end_of_the_log(&broker, 1 << 20);
+    broker.start();
+    let mut client = broker.client();
+    new_ones_come_in_time(&mut client, 1_000_000);
+    let mut times = std::collections::BTreeMap::new();
+    for number in arrived(&mut client) {
+        *times.entry(number).or_insert(0) += 1;
+    }
+    let most = times.values().max().copied().unwrap_or(0);
+    assert!(most <= 1, "a message stands there {most} times");
+    assert!(times.len() > 50, "{} messages are left", times.len());
+    broker.stop();
+}
+
+#[test]
+fn progress_in_front_of_the_oldest_message_kept_is_moved_to_it_and_said() {
+    let _turn = turn();
+    let mut broker = with_short_levels("delayed-oldest");
+    broker.start();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    for number in 0..600 {
+        let body = payload::body(number, 8_000);
+        client
+            .send(TOPIC, 0, &body, &[("DELAY", "5")])
+            .expect("send");
+    }
+    assert_eq!(arrived(&mut client).len(), 0, "sent within the delay");
+    broker.stop();
+    // The oldest segments go, as retention would take them, with messages not yet delivered.
+    for segment in &broker.segments()[..2] {
+        std::fs::remove_file(segment).expect("remove");
+    }
+    broker.start();
+    let mut client = broker.client();
+    eventually("what is left", Duration::from_secs(15), || {
+        arrived(&mut client).last() == Some(&599)
+    });
+    let numbers = arrived(&mut client);
+    let first = numbers[0];
+    assert!((200..400).contains(&first), "the first one left is {first}");
+    assert_eq!(numbers, (first..600).collect::<Vec<_>>(), "each once");
+    let output = broker.output();
+    let moved = "delivery progress of a delay level moved into its queue";
+    let said = output.lines().filter(|line| line.contains(moved)).count();
+    assert_eq!(said, 1, "{output}");
+    new_ones_come_in_time(&mut client, 1_000_000);
+    broker.stop();
 }

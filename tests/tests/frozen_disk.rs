@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tests::audit::{Ledger, Sighting};
-use tests::client::{answer, physical_offset, pulled, sent};
+use tests::client::{answer, code, physical_offset, pulled, sent};
 use tests::disk::LoopDisk;
-use tests::payload;
-use tests::process::BrokerProcess;
-use tests::{is_root, skipped, turn};
+use tests::frame::Frame;
+use tests::process::{BrokerProcess, eventually};
+use tests::{StopAtEnd, payload, turn};
 
 const TOPIC: &str = "frozen";
 const DISK_BYTES: u64 = 4 << 30;
@@ -22,43 +22,10 @@ const BODY_BYTES: usize = 64 << 10;
 
 /// A broker whose store lies on a loop disk; none where that cannot be had.
 fn on_loop_disk(name: &str, flush: &str) -> Option<(BrokerProcess, LoopDisk)> {
-    if !is_root() {
-        skipped("freezing a disk needs root");
-        return None;
-    }
     let mut broker = BrokerProcess::new(name);
-    let disk = match LoopDisk::create(broker.root(), DISK_BYTES) {
-        Ok(disk) => disk,
-        Err(reason) => {
-            skipped(&format!("no loop disk: {reason}"));
-            return None;
-        }
-    };
-    std::fs::create_dir_all(broker.data()).expect("data directory");
-    let store = disk.path().join("store").display().to_string();
-    broker
-        .set("storePathRootDir", &store)
-        .set("flushDiskType", flush);
-    broker.set("pinion.bufferBytes", &(16 << 20).to_string());
+    let disk = LoopDisk::under(&mut broker, DISK_BYTES)?;
+    broker.set("flushDiskType", flush);
     Some((broker, disk))
-}
-
-fn launch(broker: &mut BrokerProcess, disk: &LoopDisk) {
-    let store = disk.path().join("store").display().to_string();
-    let words = [
-        "standalone",
-        "--data",
-        &store,
-        "--namesrv-port",
-        &broker.namesrv_port.to_string(),
-        "--broker-port",
-        &broker.broker_port.to_string(),
-        "-c",
-        &broker.configuration().display().to_string(),
-    ];
-    let words = words.map(str::to_owned);
-    broker.launch_as(&words);
-    broker.wait_ready();
 }
 
 #[test]
@@ -67,7 +34,7 @@ fn synchronous_sends_wait_for_the_thaw() {
     let Some((mut broker, mut disk)) = on_loop_disk("frozen-sync", "SYNC_FLUSH") else {
         return;
     };
-    launch(&mut broker, &disk);
+    broker.start();
     let mut client = broker.client();
     client.create_topic(TOPIC, 1).expect("create topic");
     for number in 0..20 {
@@ -76,7 +43,6 @@ fn synchronous_sends_wait_for_the_thaw() {
             .expect("send");
     }
     let mut reader = broker.client();
-    // The first pull makes the group known, which is saved before it is answered.
     assert_eq!(reader.read_queue(TOPIC, 0, 0).expect("read").len(), 20);
     disk.freeze();
     let opaque = client
@@ -148,7 +114,7 @@ fn asynchronous_sends_go_on_to_the_bound_and_are_then_refused() {
     let Some((mut broker, mut disk)) = on_loop_disk("frozen-async", "ASYNC_FLUSH") else {
         return;
     };
-    launch(&mut broker, &disk);
+    broker.start();
     broker
         .client()
         .create_topic(TOPIC, 1)
@@ -185,7 +151,7 @@ fn asynchronous_sends_go_on_to_the_bound_and_are_then_refused() {
         .for_each(|seen| ledger.note(seen));
     ledger.audit(&mut broker.client(), TOPIC, 1, true);
     broker.kill();
-    launch(&mut broker, &disk);
+    broker.start();
     ledger.audit(&mut broker.client(), TOPIC, 1, true);
     broker.stop();
 }
@@ -198,13 +164,14 @@ fn a_message_is_readable_the_moment_it_is_acknowledged() {
         return;
     };
     broker.set("mappedFileSizeCommitLog", &(1 << 20).to_string());
-    launch(&mut broker, &disk);
+    broker.start();
     broker
         .client()
         .create_topic(TOPIC, 8)
         .expect("create topic");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let end = StopAtEnd(&stop);
         for queue in 0..8 {
             let (broker, stop) = (&broker, &stop);
             scope.spawn(move || {
@@ -245,7 +212,119 @@ fn a_message_is_readable_the_moment_it_is_acknowledged() {
             disk.thaw();
         }
         thread::sleep(Duration::from_millis(500));
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
     });
+    let mut client = broker.client();
+    for queue in 0..8 {
+        let records = client.read_queue(TOPIC, queue, 0).expect("no hole");
+        let end = client.max_offset(TOPIC, queue).expect("the end");
+        assert_eq!(records.len() as i64, end, "queue {queue}");
+    }
+    let segments = broker.segments().len();
+    assert!(
+        segments > 4,
+        "{segments} segments: hardly a roll was crossed"
+    );
+    assert!(!broker.output().contains("panicked"), "{}", broker.output());
+    broker.stop();
+}
+
+/// Requires an answer soon, whatever the disk does.
+fn soon(what: &str, ask: impl FnOnce() -> std::io::Result<()>) {
+    let asked = Instant::now();
+    ask().unwrap_or_else(|error| panic!("{what}: {error}"));
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(1), "{what}: after {took:?}");
+}
+
+/// What consumers and senders need of a broker that serves from memory.
+fn new_group_and_old_topic(broker: &BrokerProcess, group: &str, number: u64) {
+    let mut client = broker.client();
+    soon("a heartbeat", || {
+        client.heartbeat("c", group, TOPIC).map(drop)
+    });
+    soon("a send", || {
+        let body = payload::body(number, 1000);
+        client.send(TOPIC, 0, &body, &[]).map(drop)
+    });
+    soon("the first pull of a group", || {
+        let pulled = client.pull_as(group, TOPIC, 0, 0, 32)?;
+        assert!(!pulled.records.is_empty(), "{pulled:?}");
+        Ok(())
+    });
+    soon("a commit", || client.commit(group, TOPIC, 0, 1));
+    soon("the members", || {
+        let fields = [("consumerGroup", group.to_owned())];
+        let answer = client
+            .call(code::GET_CONSUMER_LIST, &fields, b"")?
+            .success()?;
+        assert!(String::from_utf8_lossy(&answer.body).contains("\"c\""));
+        Ok(())
+    });
+    soon("the status", || client.runtime_info().map(drop));
+}
+
+#[test]
+fn new_groups_are_served_while_the_disk_hangs_and_administrators_wait() {
+    let _turn = turn();
+    let Some((mut broker, mut disk)) = on_loop_disk("frozen-groups", "ASYNC_FLUSH") else {
+        return;
+    };
+    broker.start();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    client
+        .send(TOPIC, 0, &payload::body(0, 1000), &[])
+        .expect("send");
+    disk.freeze();
+    new_group_and_old_topic(&broker, "made_while_frozen", 1);
+    // A pull alone makes a group, too.
+    soon("the first pull of a group nobody announced", || {
+        broker
+            .client()
+            .pull_as("only_pulls", TOPIC, 0, 0, 32)
+            .map(drop)
+    });
+    let mut administrator = broker.client();
+    let fields = [
+        ("topic", "ordered".to_owned()),
+        ("readQueueNums", "2".to_owned()),
+        ("writeQueueNums", "2".to_owned()),
+        ("perm", "6".to_owned()),
+    ];
+    let order = Frame::request(code::UPDATE_AND_CREATE_TOPIC, &fields, b"");
+    let ordered = administrator.start(order).expect("start");
+    let mut asking = broker.client();
+    let asked = [("topic", "ordered".to_owned())];
+    let question = Frame::request(code::GET_TOPIC_CONFIG, &asked, b"");
+    let question = asking.start(question).expect("start");
+    new_group_and_old_topic(&broker, "made_behind_an_order", 2);
+    for (waiting, opaque, what) in [
+        (&mut administrator, ordered, "the order"),
+        (&mut asking, question, "who asks for it"),
+    ] {
+        let little = Some(Duration::from_millis(200));
+        waiting.socket().set_read_timeout(little).expect("timeout");
+        let early = waiting.finish(opaque);
+        assert!(early.is_err(), "{what} is answered before the disk has it");
+        let much = Some(Duration::from_secs(20));
+        waiting.socket().set_read_timeout(much).expect("timeout");
+    }
+    disk.thaw();
+    let done = administrator.finish(ordered).expect("an answer");
+    done.success().expect("created after the thaw");
+    let told = asking.finish(question).expect("an answer");
+    told.success().expect("known after the thaw");
+    eventually("the groups are saved", Duration::from_secs(10), || {
+        let file = broker.data().join("config/subscriptionGroup.json");
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        ["made_while_frozen", "only_pulls", "made_behind_an_order"]
+            .iter()
+            .all(|group| text.contains(&format!("\"{group}\"")))
+    });
+    broker.kill();
+    broker.start();
+    let topic = broker.namesrv().route("ordered").expect("route");
+    assert!(topic.is_some(), "the ordered topic is there after a kill");
     broker.stop();
 }

@@ -3,45 +3,54 @@
 //! Invariant: every topic has its route again within five seconds of the restart, whatever is
 //! created meanwhile, and senders with cached routes notice nothing.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tests::client::Client;
 use tests::process::{BrokerProcess, eventually, local};
-use tests::{env_number, payload, turn};
+use tests::{StopAtEnd, env_number, payload, turn};
 
 const TOPICS: usize = 200;
+/// Topics that are sent to all the while.
+const BUSY_TOPICS: u64 = 20;
 const ROUTE_WAIT: Duration = Duration::from_secs(5);
-
-fn start_namesrv(namesrv: &mut BrokerProcess) {
-    let port = namesrv.namesrv_port.to_string();
-    let data = namesrv.data().display().to_string();
-    let words = ["namesrv", "--data", &data, "--port", &port];
-    namesrv.launch_as(&words.map(str::to_owned));
-    let address = local(namesrv.namesrv_port);
-    eventually("the name server", Duration::from_secs(5), || {
-        Client::connect(address)
-            .and_then(|mut client| client.route("none"))
-            .is_ok()
-    });
-}
+/// How long after a restart a topic is created, in seconds.
+const CREATED_AFTER_S: [u64; 3] = [1, 5, 10];
 
 fn start_broker(broker: &mut BrokerProcess, namesrv_port: u16, name: &str) {
-    let store = broker.data().display().to_string();
-    let port = broker.broker_port.to_string();
-    broker.set("brokerName", name).set("listenPort", &port);
-    broker
-        .set("storePathRootDir", &store)
-        .set("registerNameServerPeriod", "10000");
-    let configuration = broker.configuration().display().to_string();
-    let namesrv = format!("127.0.0.1:{namesrv_port}");
-    broker.launch_as(&["broker", "-c", &configuration, "-n", &namesrv].map(str::to_owned));
-    broker.namesrv_port = namesrv_port;
-    broker.wait_ready();
+    broker.set("registerNameServerPeriod", "10000");
+    broker.launch_broker(name, namesrv_port).wait_ready();
 }
 
 fn topic(number: usize) -> String {
     format!("restart_{number}")
+}
+
+/// Waits for the routes of these topics, the newest first.
+fn all_found(namesrv: &BrokerProcess, topics: usize, since: Instant) {
+    let mut asking = Client::connect(local(namesrv.namesrv_port)).expect("connect");
+    for at in (0..topics).rev() {
+        while asking.route(&topic(at)).expect("route").is_none() {
+            let (waited, name) = (since.elapsed(), topic(at));
+            assert!(waited < ROUTE_WAIT, "no route of {name} after {waited:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Sends to the busy topics over a route it has once learnt, until it is told to stop.
+fn send_on(mut client: Client, stop: &AtomicBool, sent: &AtomicU64) {
+    while !stop.load(Ordering::Relaxed) {
+        let number = sent.load(Ordering::Relaxed);
+        let busy = topic((number % BUSY_TOPICS) as usize);
+        let body = payload::body(number, 50);
+        client
+            .send(&busy, 0, &body, &[])
+            .expect("a sender with a cached route notices nothing");
+        sent.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
@@ -49,45 +58,40 @@ fn all_topics_are_back_within_five_seconds_of_a_restart() {
     let _turn = turn();
     let mut namesrv = BrokerProcess::new("restart-namesrv");
     let mut broker = BrokerProcess::new("restart-broker");
-    start_namesrv(&mut namesrv);
+    namesrv.start_namesrv();
     start_broker(&mut broker, namesrv.namesrv_port, "a");
     let mut client = broker.client();
     (0..TOPICS).for_each(|at| client.create_topic(&topic(at), 2).expect("create topic"));
-    for round in 0..env_number("NAMESRV_ROUNDS", 3) {
-        namesrv.kill();
-        client
-            .send(&topic(1), 0, &payload::body(round, 50), &[])
-            .expect("send without it");
-        start_namesrv(&mut namesrv);
-        let restarted = Instant::now();
-        thread::sleep(Duration::from_secs(round % 3));
-        let newest = TOPICS + round as usize;
-        client
-            .create_topic(&topic(newest), 2)
-            .expect("create topic");
-        let mut asking = Client::connect(local(namesrv.namesrv_port)).expect("connect");
-        for at in (0..=newest).rev() {
-            while asking.route(&topic(at)).expect("route").is_none() {
-                let waited = restarted.elapsed();
-                assert!(
-                    waited < ROUTE_WAIT,
-                    "no route of {} after {waited:?}",
-                    topic(at)
-                );
-                thread::sleep(Duration::from_millis(20));
-            }
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        scope.spawn(|| send_on(broker.client(), &stop, &sent));
+        for round in 0..env_number("NAMESRV_ROUNDS", 3) as usize {
+            namesrv.kill();
+            thread::sleep(Duration::from_millis(200));
+            namesrv.start_namesrv();
+            let restarted = Instant::now();
+            let topics = TOPICS + round;
+            let create = Duration::from_secs(CREATED_AFTER_S[round % 3]);
+            thread::scope(|scope| {
+                // In the first rounds the creation falls into the time in which all come back.
+                scope.spawn(|| all_found(&namesrv, topics, restarted));
+                thread::sleep(create);
+                let newest = topic(topics);
+                client.create_topic(&newest, 2).expect("create topic");
+            });
+            all_found(&namesrv, topics + 1, Instant::now());
         }
-        client
-            .send(&topic(1), 1, &payload::body(round, 50), &[])
-            .expect("send with it");
-    }
+    });
+    let sent = sent.load(Ordering::Relaxed);
+    assert!(sent > BUSY_TOPICS, "{sent} sends, none failed");
 }
 
 #[test]
 fn a_topic_made_by_one_message_comes_to_every_broker() {
     let _turn = turn();
     let mut namesrv = BrokerProcess::new("both-namesrv");
-    start_namesrv(&mut namesrv);
+    namesrv.start_namesrv();
     let mut brokers = [BrokerProcess::new("both-a"), BrokerProcess::new("both-b")];
     for (broker, name) in brokers.iter_mut().zip(["a", "b"]) {
         start_broker(broker, namesrv.namesrv_port, name);

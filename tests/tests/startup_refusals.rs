@@ -65,8 +65,9 @@ fn still_durable(broker: &mut BrokerProcess) {
     broker.stop();
 }
 
-fn wrap(broker: &mut BrokerProcess, words: &[&str]) {
-    broker.wrapper(words);
+fn wrap<Word: AsRef<str>>(broker: &mut BrokerProcess, words: &[Word]) {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    broker.wrapper(&words);
 }
 
 #[test]
@@ -82,18 +83,20 @@ fn forbidden_io_uring_is_named_with_its_cure() {
         return;
     }
     let mut broker = BrokerProcess::new("no-ring");
-    wrap(&mut broker, &["python3", &tool]);
+    wrap(&mut broker, &["python3", tool.as_str()]);
     refused(&mut broker, &["io_uring", "seccomp"]);
-    wrap(&mut broker, &[]);
+    wrap::<&str>(&mut broker, &[]);
     broker.start();
     still_durable(&mut broker);
 }
 
-/// Words that drop root and the right to lock more than 64 KiB.
-fn with_little_lockable_memory() -> Vec<&'static str> {
-    let script = "ulimit -l 64; exec setpriv --reuid=65534 --regid=65534 --clear-groups \
-                  --inh-caps=-all \"$@\"";
-    vec!["bash", "-c", script, "bash"]
+/// Words that drop root and the right to lock more than this.
+fn with_lockable_memory(kib: u64) -> Vec<String> {
+    let script = format!(
+        "ulimit -l {kib} && exec setpriv --reuid=65534 --regid=65534 --clear-groups \
+         --inh-caps=-all \"$@\""
+    );
+    ["bash", "-c", &script, "bash"].map(str::to_owned).to_vec()
 }
 
 /// Whether the nobody user may run the program and write the test's directory.
@@ -104,9 +107,9 @@ fn open_to_nobody(broker: &BrokerProcess) -> bool {
         return false;
     }
     let program = tests::process::program().display().to_string();
-    let mut words = with_little_lockable_memory();
-    words.extend([program.as_str(), "--help"]);
-    Command::new(words[0])
+    let mut words = with_lockable_memory(64);
+    words.extend([program, "--help".to_owned()]);
+    Command::new(&words[0])
         .args(&words[1..])
         .output()
         .is_ok_and(|output| output.status.success())
@@ -124,12 +127,50 @@ fn too_little_lockable_memory_is_named_with_its_cure() {
         skipped("an unprivileged user cannot reach the program or the test data");
         return;
     }
-    wrap(&mut broker, &with_little_lockable_memory());
+    let little = with_lockable_memory(64);
+    wrap(&mut broker, &little);
+    // As little as there can be: the limit it asks for may have to fit under the test's own.
+    broker.set("pinion.bufferBytes", &(4 << 20).to_string());
+    broker.arguments(&[
+        "--shards",
+        "1",
+        "--cores",
+        &procfs::own_cpus()[0].to_string(),
+    ]);
+    broker.set("pinion.coldBytes", &(1 << 20).to_string());
     broker.set("pinion.memlock", "require");
+    let cures = ["LimitMEMLOCK", "limits.d", "--ulimit memlock", "bytes"];
     refused(&mut broker, &["memlock", "65536"]);
+    said(&broker.output(), &cures);
+    let output = broker.output();
+    let (_, rest) = output
+        .split_once("- memlock ")
+        .expect("a line for a limits file");
+    let kib: u64 = rest[..rest.find('`').expect("its end")]
+        .parse()
+        .expect("KiB");
+    the_named_limit_is_enough(&mut broker, kib);
+    wrap(&mut broker, &little);
     broker.set("pinion.memlock", "auto").start();
     said(&broker.output(), &["memlock", "65536"]);
     still_durable(&mut broker);
+}
+
+/// The limit that a refusal names, and no more, lets the broker start, where it can be raised.
+fn the_named_limit_is_enough(broker: &mut BrokerProcess, kib: u64) {
+    let words = with_lockable_memory(kib);
+    let raised = Command::new(&words[0])
+        .args(&words[1..])
+        .arg("true")
+        .status();
+    if !raised.is_ok_and(|status| status.success()) {
+        eprintln!("the limit of lockable memory cannot be raised to {kib} KiB here");
+        return;
+    }
+    wrap(broker, &words);
+    broker.start();
+    broker.stop();
+    fs::remove_dir_all(broker.data()).expect("remove the store");
 }
 
 /// A file system that refuses direct I/O; none where it cannot be mounted.
@@ -209,7 +250,7 @@ fn it_runs_on_the_cores_it_may_use_and_says_which() {
     };
     let mut broker = BrokerProcess::new("cpuset");
     let enter = format!("echo $$ > {}/tasks && exec \"$@\"", set.0.display());
-    wrap(&mut broker, &["bash", "-c", &enter, "bash"]);
+    wrap(&mut broker, &["bash", "-c", enter.as_str(), "bash"]);
     broker.set("pinion.pinning", "require").start();
     let threads = procfs::threads(broker.pid());
     let cores = threads

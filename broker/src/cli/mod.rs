@@ -236,6 +236,9 @@ fn init_log() {
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     // A second start in one process (a test) keeps the first log.
     let _ = tracing_subscriber::fmt()
+        // A line that cannot be written is lost; saying so would end the process when the disk
+        // behind stderr is full.
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_ansi(colours)
         .with_target(false)

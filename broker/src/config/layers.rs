@@ -256,8 +256,8 @@ impl<T: Table> Layered<T> {
                 origin,
                 key: key.to_owned(),
                 value: shown(value),
+                hint: hint_for(value, &expected),
                 expected,
-                hint: hint_for(value),
             }),
         }
     }
@@ -389,10 +389,13 @@ fn has_comment(value: &str) -> bool {
     after_blank || value.starts_with('#')
 }
 
-fn hint_for(value: &str) -> &'static str {
+/// What is probably wrong, unless blanks belong into such values.
+fn hint_for(value: &str, expected: &str) -> &'static str {
     if has_comment(value) || value.contains('#') {
         "; a comment needs a line of its own"
-    } else if value.contains(|c: char| c.is_whitespace()) {
+    } else if value.contains(|c: char| c.is_whitespace())
+        && !expected.contains("separated by blanks")
+    {
         "; there is a blank in it"
     } else if value.starts_with(['"', '\'']) {
         "; values stand without quotes"

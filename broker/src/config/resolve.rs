@@ -96,8 +96,15 @@ impl Config {
             self.derived("brokerName", "derived from the host name");
         }
         if self.keys.broker_ip1.is_unset() {
-            let (ip, how) = (host.detect_address)(&self.keys.namesrv_addr);
-            self.keys.broker_ip1 = address::Host::from_ip(ip);
+            // A listener at one address is reached nowhere else.
+            let bound = &self.keys.bind_address;
+            let (told, how) = if bound.ip().is_some_and(|ip| ip.is_unspecified()) {
+                let (ip, how) = (host.detect_address)(&self.keys.namesrv_addr);
+                (address::Host::from_ip(ip), how)
+            } else {
+                (bound.clone(), "detected: bindAddress".to_owned())
+            };
+            self.keys.broker_ip1 = told;
             self.derived("brokerIP1", how);
         }
         if self.keys.broker_ip2.is_unset() {

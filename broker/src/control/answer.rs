@@ -12,6 +12,7 @@ use wire::header::{self, ExtValue, FieldError, Header, Reply};
 pub(super) use wire::codes::response as codes;
 
 use super::effects::{Effect, Origin, PendingRequest};
+use crate::core::report::ReportQuery;
 
 /// Why a request is not granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +143,15 @@ impl Call<'_> {
             origin: self.origin,
             frame: self.frame.to_vec(),
         })
+    }
+
+    /// The request goes on when every core has reported.
+    pub fn with_reports(&self, query: ReportQuery, effects: &mut Vec<Effect>) -> Outcome {
+        effects.push(Effect::NeedReports {
+            query,
+            request: self.pending(),
+        });
+        Ok(None)
     }
 
     /// Reads the body as JSON in RocketMQ's dialect.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use wire::body::{SubscriptionGroupConfig, TopicConfig};
 
 use super::Control;
-use super::answer::Refusal;
+use super::answer::{Refusal, to_json};
 use super::effects::{Effect, PlacedTopic};
 use super::groups::GROUPS_FILE;
 use super::names;
+use super::start::MODES_FILE;
 use super::topics::{PLACEMENT_FILE, TOPICS_FILE};
 
 /// What changed in one request.
@@ -30,9 +31,20 @@ pub struct Changes {
     pub has_other_group_change: bool,
     /// Whether only what is remembered of topics changed.
     pub has_other_topic_change: bool,
+    /// Whether use alone made the changes and makes them again should they be lost, so that nobody
+    /// has to wait for their save.
+    pub are_made_by_use: bool,
 }
 
 impl Changes {
+    /// For changes that use alone makes.
+    pub fn by_use() -> Self {
+        Self {
+            are_made_by_use: true,
+            ..Self::default()
+        }
+    }
+
     fn has_topics(&self) -> bool {
         !self.topics.is_empty() || !self.removed_topics.is_empty() || self.has_other_topic_change
     }
@@ -52,13 +64,21 @@ impl Control {
     ) -> Result<(), Refusal> {
         if changes.has_topics() {
             self.topics.bump(now_ms);
-            self.save_topics(effects)?;
+            if changes.are_made_by_use {
+                effects.extend([PLACEMENT_FILE, TOPICS_FILE].map(Effect::SaveLater));
+            } else {
+                self.save_topics(effects)?;
+            }
         }
         if changes.has_groups() {
             self.groups.bump(now_ms);
-            effects.push(Effect::Save {
-                name: GROUPS_FILE,
-                bytes: self.groups.text()?,
+            effects.push(if changes.are_made_by_use {
+                Effect::SaveLater(GROUPS_FILE)
+            } else {
+                Effect::Save {
+                    name: GROUPS_FILE,
+                    bytes: self.groups.text()?,
+                }
             });
         }
         let removed: Vec<String> = changes
@@ -79,6 +99,17 @@ impl Control {
             effects.push(Effect::Register { topics: told });
         }
         Ok(())
+    }
+
+    /// The content a control file should have.
+    pub fn file_text(&self, name: &str) -> Result<Vec<u8>, Refusal> {
+        match name {
+            PLACEMENT_FILE => Ok(self.topics.placement_text()),
+            TOPICS_FILE => self.topics.topics_text(),
+            GROUPS_FILE => self.groups.text(),
+            MODES_FILE => to_json(&self.modes),
+            _ => Err(Refusal::error(format!("{name} is no control file"))),
+        }
     }
 
     pub(super) fn save_topics(&mut self, effects: &mut Vec<Effect>) -> Result<(), Refusal> {

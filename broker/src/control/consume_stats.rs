@@ -55,14 +55,6 @@ fn named_topics(asked: &ConsumeStatsOf<'_>) -> Option<Vec<String>> {
 }
 
 impl Control {
-    fn ask(&self, call: &Call<'_>, query: ReportQuery, effects: &mut Vec<Effect>) -> Outcome {
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
-    }
-
     /// Code 208.
     pub(super) fn consume_stats(&self, call: &Call<'_>, effects: &mut Vec<Effect>) -> Outcome {
         let asked = ConsumeStatsOf::decode(&call.header.ext)?;
@@ -75,7 +67,7 @@ impl Control {
             store: false,
             store_times: true,
         };
-        self.ask(call, query, effects)
+        call.with_reports(query, effects)
     }
 
     /// Code 208 with its reports.
@@ -161,7 +153,7 @@ impl Control {
             store_times: true,
             ..ReportQuery::default()
         };
-        self.ask(call, query, effects)
+        call.with_reports(query, effects)
     }
 
     /// Code 317 with its reports.
@@ -219,7 +211,7 @@ impl Control {
             store: false,
             store_times: true,
         };
-        self.ask(call, query, effects)
+        call.with_reports(query, effects)
     }
 
     /// Code 303 with its reports.
@@ -262,7 +254,7 @@ impl Control {
             offsets: true,
             ..ReportQuery::default()
         };
-        self.ask(call, query, effects)
+        call.with_reports(query, effects)
     }
 
     /// Code 300 with its reports: groups online and groups with offsets.
@@ -285,7 +277,7 @@ impl Control {
             offsets: true,
             ..ReportQuery::default()
         };
-        self.ask(call, query, effects)
+        call.with_reports(query, effects)
     }
 
     /// Code 343 with its reports.

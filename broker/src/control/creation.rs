@@ -29,6 +29,9 @@ impl Control {
         let handled = with_call(now_ms, &request, |call| {
             let mut changes = Changes::default();
             let outcome = self.create_for(call, &mut changes);
+            // A group is made again by the next who reads with it. A topic that a send makes is
+            // told to name servers with its queues, so that its save comes first.
+            changes.are_made_by_use = changes.topics.is_empty();
             let outcome = match self.publish(now_ms, changes, effects) {
                 Ok(()) => outcome,
                 Err(refusal) => Err(refusal),

@@ -1,14 +1,17 @@
 //! What the control task asks its core to do after it handled a request.
 //!
 //! Invariant: the control task itself performs no I/O; it returns effects, in order, and the core
-//! carries them out. A reply that follows a `Save` is sent only after that save is durable.
+//! carries them out. A reply that follows a `Save` is sent only after that save is durable; only
+//! what [`may_pass`] lets pass does not wait behind it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use wire::body::{SubscriptionGroupConfig, TopicConfig};
+use wire::codes::request;
 
+use super::names::{DLQ_PREFIX, RETRY_PREFIX};
 use super::subscriptions::GroupSubscriptions;
 use crate::config::{Config, Persist};
 use crate::core::report::ReportQuery;
@@ -77,6 +80,8 @@ pub enum Effect {
         /// Content.
         bytes: Vec<u8>,
     },
+    /// Write a control file with the content it should have by then; nothing waits for it.
+    SaveLater(&'static str),
     /// Tell every core about a topic.
     TopicChanged(Arc<PlacedTopic>),
     /// Tell every core that a topic is gone; shards drop its queues and its offsets.
@@ -196,6 +201,60 @@ pub fn append(waiting: &mut VecDeque<Effect>, new: Vec<Effect>) {
     }
 }
 
+/// Whether the answer to a request says nothing of topics and groups that could be taken back.
+pub fn is_independent(code: i32) -> bool {
+    matches!(
+        code,
+        request::HEART_BEAT
+            | request::UNREGISTER_CLIENT
+            | request::GET_CONSUMER_LIST_BY_GROUP
+            | request::CHECK_CLIENT_CONFIG
+            | request::LOCK_BATCH_MQ
+            | request::UNLOCK_BATCH_MQ
+            | request::GET_BROKER_RUNTIME_INFO
+    )
+}
+
+/// Whether new effects may be done before those that wait for a save: nothing in them may build on
+/// what waits. `named` are names of the request besides, the topic and the group it needs among
+/// them.
+pub fn may_pass(waiting: &VecDeque<Effect>, new: &[Effect], named: &[String]) -> bool {
+    let concerned = |name: &str| waiting.iter().any(|effect| effect.concerns(name));
+    let passes = |effect: &Effect| match effect {
+        Effect::Save { .. } => false,
+        Effect::TopicChanged(topic) => !concerned(&topic.config.topic_name),
+        Effect::GroupChanged(group) => !concerned(&group.group_name),
+        Effect::SubscriptionsChanged(members) => !concerned(&members.group),
+        other => matches!(
+            other,
+            Effect::Reply { .. }
+                | Effect::Push { .. }
+                | Effect::SaveLater(_)
+                | Effect::Sample(_)
+                | Effect::NeedReports { .. }
+                | Effect::Redispatch { .. }
+                | Effect::Register { .. }
+        ),
+    };
+    !named.iter().any(|name| concerned(name)) && new.iter().all(passes)
+}
+
+impl Effect {
+    /// Whether this tells cores of the topic or group `name`, or of a group's topics for retries.
+    fn concerns(&self, name: &str) -> bool {
+        let told: &str = match self {
+            Self::TopicChanged(topic) => &topic.config.topic_name,
+            Self::TopicRemoved(topic) => topic,
+            Self::GroupChanged(group) => &group.group_name,
+            Self::GroupRemoved { group, .. } | Self::ForbiddenChanged { group, .. } => group,
+            Self::SubscriptionsChanged(members) => &members.group,
+            _ => return false,
+        };
+        let of_group = [RETRY_PREFIX, DLQ_PREFIX].map(|prefix| told.strip_prefix(prefix));
+        told == name || of_group.contains(&Some(name))
+    }
+}
+
 fn waiting_save<'a>(
     waiting: &'a mut VecDeque<Effect>,
     wanted: &'static str,
@@ -262,5 +321,34 @@ mod tests {
             vec![save("p", 3), save("t", 3), register("C")],
         );
         assert_eq!(shown(&waiting), ["t[1]", "A", "p[3]", "t[3]", "B", "C"]);
+    }
+
+    fn topic(name: &str) -> Effect {
+        let config = TopicConfig::new(name, 1, 6);
+        let shards = vec![0];
+        Effect::TopicChanged(Arc::new(PlacedTopic { config, shards }))
+    }
+
+    fn group(name: &str) -> Effect {
+        Effect::GroupChanged(Arc::new(SubscriptionGroupConfig::new(name)))
+    }
+
+    #[test]
+    fn only_what_has_nothing_to_do_with_what_waits_passes_it() {
+        let removed = Effect::GroupRemoved {
+            group: Arc::from("gone"),
+            offsets: true,
+        };
+        let waiting = VecDeque::from([save("t", 1), topic("new"), topic("%RETRY%g"), removed]);
+        let passes = |effects: &[Effect], named: &[&str]| {
+            let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+            may_pass(&waiting, effects, &named)
+        };
+        assert!(passes(&[Effect::SaveLater("g"), group("other")], &["T"]));
+        assert!(!passes(&[save("g", 1)], &[]), "a save somebody waits for");
+        assert!(!passes(&[group("gone")], &[]), "made again while it goes");
+        assert!(!passes(&[], &["0", "new"]), "a topic nobody knows yet");
+        assert!(!passes(&[], &["g"]), "a group whose topic nobody knows yet");
+        assert!(!passes(&[Effect::CleanExpired], &[]));
     }
 }

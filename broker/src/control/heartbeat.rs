@@ -27,7 +27,7 @@ impl Control {
     pub(super) fn heartbeat(&mut self, call: &Call<'_>, effects: &mut Vec<Effect>) -> Outcome {
         let beat: HeartbeatData = call.json()?;
         check_heartbeat(&beat)?;
-        let mut changes = Changes::default();
+        let mut changes = Changes::by_use();
         let mut moved = Vec::new();
         let mut failure = None;
         for consumer in beat.consumer_data_set {
@@ -59,12 +59,16 @@ impl Control {
         let is_changed = moved.iter().any(|change| change.notify);
         self.tell_members(moved, effects);
         if let Some(refusal) = failure {
-            tracing::warn!(
-                client = beat.client_id,
-                peer = %call.origin.peer,
-                remark = refusal.remark,
-                "part of a heartbeat was not taken"
-            );
+            let now_us = u64::try_from(call.now_ms).unwrap_or(0) * 1_000;
+            if let Some(times) = self.beats_refused.failed(now_us) {
+                tracing::warn!(
+                    client = beat.client_id,
+                    peer = %call.origin.peer,
+                    remark = refusal.remark,
+                    times,
+                    "part of a heartbeat was not taken"
+                );
+            }
             return Err(refusal);
         }
         // A heartbeat of the first version always hears "true", as Apache's broker says it.

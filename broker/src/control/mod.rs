@@ -52,7 +52,6 @@ use self::topics::TopicTable;
 use crate::config::Config;
 use crate::namesrv::offer::CREATED_ATTRIBUTE;
 
-pub use self::runtime_info::DiskUsage;
 pub use self::start::{ControlSetup, SavedTables};
 
 /// Why the control task cannot start.
@@ -97,7 +96,6 @@ pub struct Control {
     modes: MessageRequestModeTable,
     relays: Relays,
     stats: Stats,
-    disk: Option<DiskUsage>,
     /// Topics of the broker's own, in this cluster and on this broker.
     system_topics: BTreeSet<String>,
     /// Topics whose settings were lost and are being made anew from the log.
@@ -107,6 +105,8 @@ pub struct Control {
     /// Offsets of a reset by the client's own means that waits for its second step.
     half_resets: HashMap<(ClientLink, i32), BTreeMap<i32, i64>>,
     last_sweep_ms: i64,
+    /// Heartbeats not taken as a whole.
+    beats_refused: shard::repeated::Repeated,
     /// Resets offsets by telling the clients (code 220) instead of on the server.
     pub reset_by_client: bool,
 }
@@ -206,11 +206,6 @@ impl Control {
     /// Settings in force.
     pub fn config(&self) -> &Config {
         &self.config
-    }
-
-    /// Tells the control task how full the disk of the log is; asked for about every ten seconds.
-    pub fn set_disk(&mut self, disk: DiskUsage) {
-        self.disk = Some(disk);
     }
 
     /// Remembers that a group pulled from a topic with a subscription of its own instead of one

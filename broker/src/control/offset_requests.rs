@@ -20,6 +20,22 @@ pub const HALF_RESETS_MAX: usize = 1_000;
 /// Clients below this version do not know code 220 (V3_0_7_SNAPSHOT).
 pub const RESET_VERSION_MIN: i32 = 28;
 
+/// Asks the shards for the offsets of a reset.
+fn search(
+    call: &Call<'_>,
+    asked: ResetOffset<'_>,
+    queue_ids: Vec<i32>,
+    effects: &mut Vec<Effect>,
+) -> Outcome {
+    effects.push(Effect::SearchOffsets {
+        topic: asked.topic.into_owned(),
+        queue_ids,
+        timestamp: asked.timestamp,
+        request: call.pending(),
+    });
+    Ok(None)
+}
+
 /// An offset found in a queue: queue id, offset, oldest and one past the newest offset.
 pub type Found = (i32, i64, i64, i64);
 
@@ -49,21 +65,9 @@ impl Control {
                 offsets: true,
                 ..ReportQuery::default()
             };
-            effects.push(Effect::NeedReports {
-                query,
-                request: call.pending(),
-            });
-            return Ok(None);
+            return call.with_reports(query, effects);
         }
-        let topic = asked.topic.into_owned();
-        let (timestamp, request) = (asked.timestamp, call.pending());
-        effects.push(Effect::SearchOffsets {
-            topic,
-            queue_ids,
-            timestamp,
-            request,
-        });
-        Ok(None)
+        search(call, asked, queue_ids, effects)
     }
 
     /// Code 222 with what the group has committed, which only the way over the clients needs.
@@ -83,15 +87,7 @@ impl Control {
             .collect();
         self.half_resets
             .insert((call.origin.link, call.header.opaque), committed);
-        let topic = asked.topic.into_owned();
-        let (timestamp, request) = (asked.timestamp, call.pending());
-        effects.push(Effect::SearchOffsets {
-            topic,
-            queue_ids,
-            timestamp,
-            request,
-        });
-        Ok(None)
+        search(call, asked, queue_ids, effects)
     }
 
     /// Code 222 with the offsets found.
@@ -232,11 +228,7 @@ impl Control {
             offsets: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 314 with its reports.
@@ -279,11 +271,7 @@ impl Control {
             offsets: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 43 with its reports.
@@ -314,11 +302,7 @@ impl Control {
             offsets: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 308 with its reports.

@@ -14,22 +14,10 @@ use super::effects::Effect;
 use super::stats::{Totals, stores};
 use crate::core::report::{Report, ReportQuery, StoreReport};
 
-/// How full the disk of the log is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskUsage {
-    /// Directory of the log.
-    pub path: String,
-    /// Size of its file system in bytes.
-    pub total_bytes: u64,
-    /// Bytes of it that are free.
-    pub free_bytes: u64,
-}
-
-impl DiskUsage {
-    fn used_ratio(&self) -> f64 {
-        let used = self.total_bytes.saturating_sub(self.free_bytes);
-        used as f64 / self.total_bytes.max(1) as f64
-    }
+/// How full the disk of a shard's log is, between 0 and 1.
+fn used_ratio(store: &StoreReport) -> f64 {
+    let used = store.disk_total_bytes.saturating_sub(store.disk_free_bytes);
+    used as f64 / store.disk_total_bytes.max(1) as f64
 }
 
 /// Upper bounds (milliseconds) of the text of how long puts took.
@@ -62,11 +50,7 @@ impl Control {
             store: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 28 with its reports.
@@ -191,24 +175,21 @@ impl Control {
             "remainHowManyDataToFlush",
             text_of_bytes(behind.max(0) as f64),
         );
-        let ratio = self.disk.as_ref().map_or(0.0, DiskUsage::used_ratio);
+        let fullest = stores(reports).max_by(|a, b| used_ratio(a).total_cmp(&used_ratio(b)));
+        let ratio = fullest.map_or(0.0, used_ratio);
         put(table, "commitLogDiskRatio", ratio);
         put(table, "consumeQueueDiskRatio", ratio);
-        if let Some(disk) = &self.disk {
-            put(table, &format!("commitLogDiskRatio_{}", disk.path), ratio);
+        for store in stores(reports) {
+            let key = format!("commitLogDiskRatio_{}", store.log_dir);
+            put(table, &key, used_ratio(store));
         }
-        let (total, free) = self
-            .disk
-            .as_ref()
-            .map_or((0, 0), |disk| (disk.total_bytes, disk.free_bytes));
+        let text = |of: fn(&StoreReport) -> u64| text_of_bytes(fullest.map_or(0, of) as f64);
+        let total = text(|store| store.disk_total_bytes);
+        let free = text(|store| store.disk_free_bytes);
         put(
             table,
             "commitLogDirCapacity",
-            format!(
-                "Total : {}, Free : {}.",
-                text_of_bytes(total as f64),
-                text_of_bytes(free as f64)
-            ),
+            format!("Total : {total}, Free : {free}."),
         );
     }
 

@@ -83,7 +83,6 @@ impl Control {
             modes: modes.unwrap_or_default(),
             relays: Relays::default(),
             stats: Stats::new(setup.boot_ms),
-            disk: None,
             system_topics: system_topics
                 .iter()
                 .map(|topic| topic.topic_name.clone())
@@ -92,6 +91,7 @@ impl Control {
             has_unsaved_topics: false,
             half_resets: HashMap::new(),
             last_sweep_ms: setup.now_ms,
+            beats_refused: shard::repeated::Repeated::default(),
             reset_by_client: false,
             config: setup.config,
             broker_address: setup.broker_address,

@@ -72,11 +72,7 @@ impl Control {
             store_times: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 202 with its reports.
@@ -110,11 +106,7 @@ impl Control {
             store: true,
             ..ReportQuery::default()
         };
-        effects.push(Effect::NeedReports {
-            query,
-            request: call.pending(),
-        });
-        Ok(None)
+        call.with_reports(query, effects)
     }
 
     /// Code 315 with its reports.

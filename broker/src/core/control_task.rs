@@ -1,7 +1,7 @@
 //! The control task on the first core: runs the control state machine and carries out its effects.
 //!
-//! Effects are done in order. While a settings file is being written, everything behind it waits,
-//! so that nobody hears of a change that a power cut could take back.
+//! Effects are done in order. While a settings file is being written that they wait for
+//! (`core/saves.rs`), everything behind it waits, except what has nothing to do with it.
 //!
 //! Invariant: only this core changes shared tables; other cores hear of it by message.
 
@@ -18,9 +18,12 @@ use super::jobs::CoreJob;
 use super::messages::{Ask, Change, KeyQuery, MeshMessage, ReplyTo, Told};
 use super::registrar::Registrar;
 use super::report::{OffsetReport, Report, ReportQuery};
+use super::saves::Saves;
 use super::state::State;
 use crate::control::Control;
-use crate::control::effects::{ClientLink, Effect, Origin, PendingRequest, append};
+use crate::control::effects::{
+    ClientLink, Effect, Origin, PendingRequest, append, is_independent, may_pass,
+};
 
 /// How often the control task looks at the clock, in microseconds.
 pub const TICK_US: u64 = 1_000_000;
@@ -55,7 +58,7 @@ pub struct ControlTask {
     /// Registration with name servers.
     pub registrar: Registrar,
     effects: VecDeque<Effect>,
-    saving: bool,
+    pub(super) saves: Saves,
     gathers: HashMap<u64, Gather>,
     next_gather: u64,
     last_tick_us: u64,
@@ -72,7 +75,7 @@ impl ControlTask {
             control,
             registrar,
             effects: effects.into(),
-            saving: false,
+            saves: Saves::default(),
             gathers: HashMap::new(),
             next_gather: 0,
             last_tick_us: 0,
@@ -80,6 +83,20 @@ impl ControlTask {
             saved_offsets: Vec::new(),
             saving_offsets: false,
         }
+    }
+
+    /// The offsets were written, or could not be.
+    pub(super) fn offsets_written(&mut self, is_saved: bool) {
+        self.saving_offsets = false;
+        if !is_saved {
+            self.saved_offsets.clear();
+        }
+    }
+
+    /// Whether everything that was decided is on its way to disk.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.effects.is_empty() && !self.saves.has_work()
     }
 }
 
@@ -91,12 +108,30 @@ impl State {
 
     /// Runs `act` on the control state machine and then its effects.
     pub(super) fn with_control(&mut self, act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>)) {
+        self.with_control_passing(None, act);
+    }
+
+    /// The same; its effects may pass those that wait for a save, if these have nothing to do with
+    /// them nor with the topics and groups that are `named`. None: they never pass.
+    fn with_control_passing(
+        &mut self,
+        named: Option<&[String]>,
+        act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>),
+    ) {
         let now_ms = self.now.wall_ms;
         let Some(task) = &mut self.control else {
             return;
         };
         let mut effects = Vec::new();
         act(&mut task.control, now_ms, &mut effects);
+        let passes = task.saves.are_awaited()
+            && named.is_some_and(|named| may_pass(&task.effects, &effects, named));
+        if passes {
+            for effect in effects {
+                self.run_effect(effect);
+            }
+            return;
+        }
         append(&mut task.effects, effects);
         self.run_effects();
     }
@@ -117,14 +152,16 @@ impl State {
             let remark = format!(" request type {} not supported", header.code);
             return self.answer(&reply, response::REQUEST_CODE_NOT_SUPPORTED, Some(&remark));
         }
-        self.with_control(|control, now_ms, effects| {
+        let named = is_independent(header.code).then_some(&[][..]);
+        self.with_control_passing(named, |control, now_ms, effects| {
             control.handle(now_ms, origin, &header, whole, frame.body, effects);
         });
     }
 
     /// A request whose topic or group has to be created.
     pub fn control_create(&mut self, origin: Origin, frame: Vec<u8>) {
-        self.with_control(|control, now_ms, effects| {
+        let named = names_in(&frame);
+        self.with_control_passing(Some(&named), |control, now_ms, effects| {
             control.create_topic_for_send(now_ms, PendingRequest { origin, frame }, effects);
         });
     }
@@ -137,14 +174,14 @@ impl State {
         let Ok(header) = header::decode(&frame) else {
             return;
         };
-        self.with_control(|control, now_ms, effects| {
+        self.with_control_passing(Some(&[]), |control, now_ms, effects| {
             control.handle_client_answer(now_ms, link, &header, frame.body, effects);
         });
     }
 
     /// A client connection is gone.
     pub fn control_closed(&mut self, link: ClientLink) {
-        self.with_control(|control, now_ms, effects| {
+        self.with_control_passing(Some(&[]), |control, now_ms, effects| {
             control.connection_closed(now_ms, link, effects);
         });
     }
@@ -170,7 +207,10 @@ impl State {
         for id in late {
             self.finish_gather(id);
         }
-        self.with_control(|control, now_ms, effects| control.tick(now_ms, effects));
+        self.with_control_passing(Some(&[]), |control, now_ms, effects| {
+            control.tick(now_ms, effects);
+        });
+        self.save_behind();
         if offsets_due {
             self.save_offsets();
         }
@@ -193,16 +233,18 @@ impl State {
         self.gather(Ask::Report(Arc::new(query)), None, GatherThen::SaveOffsets);
     }
 
-    fn run_effects(&mut self) {
+    pub(super) fn run_effects(&mut self) {
         loop {
-            let Some(task) = self.control.as_mut().filter(|task| !task.saving) else {
+            let task = self.control.as_mut();
+            let Some(task) = task.filter(|task| !task.saves.are_awaited()) else {
                 return;
             };
             let Some(effect) = task.effects.pop_front() else {
-                return;
+                break;
             };
             self.run_effect(effect);
         }
+        self.save_behind();
     }
 
     /// Tells every core of a changed table; gives other effects back.
@@ -231,11 +273,11 @@ impl State {
         };
         match effect {
             Effect::Reply { to, frame } | Effect::Push { to, frame } => self.deliver(to, &frame),
-            Effect::Save { name, bytes } => {
+            Effect::Save { name, bytes } => self.save_awaited(name, bytes),
+            Effect::SaveLater(name) => {
                 if let Some(task) = &mut self.control {
-                    task.saving = true;
+                    task.saves.note_behind(name);
                 }
-                self.jobs.push(CoreJob::Save { name, bytes });
             }
             Effect::SetOffsets(sets) => self.set_offsets(sets, false),
             Effect::ResetOffsets(sets) => self.set_offsets(sets, true),
@@ -272,12 +314,7 @@ impl State {
                 physical_offset,
                 request,
             } => {
-                let shard = shard::address::split(physical_offset).map(|(shard, _)| shard);
-                let core = shard
-                    .and_then(|shard| self.home_of(shard))
-                    .unwrap_or(self.core);
-                let then = GatherThen::Record(*request);
-                self.gather(Ask::Record { physical_offset }, Some(core), then);
+                self.gather_record(physical_offset, *request);
             }
             Effect::CleanExpired => {
                 for core in 0..self.mesh.cores() {
@@ -293,6 +330,15 @@ impl State {
             | Effect::SubscriptionsChanged(_)
             | Effect::PulledChanged { .. } => {}
         }
+    }
+
+    fn gather_record(&mut self, physical_offset: i64, request: PendingRequest) {
+        let shard = shard::address::split(physical_offset).map(|(shard, _)| shard);
+        let core = shard
+            .and_then(|shard| self.home_of(shard))
+            .unwrap_or(self.core);
+        let then = GatherThen::Record(request);
+        self.gather(Ask::Record { physical_offset }, Some(core), then);
     }
 
     /// Tells every core, this one first.
@@ -422,9 +468,13 @@ impl State {
         };
         let (reports, found, records) = (gather.reports, gather.found, gather.records);
         match gather.then {
-            GatherThen::Finish(request) => self.with_control(|control, now_ms, effects| {
-                control.finish(now_ms, request, reports, effects);
-            }),
+            GatherThen::Finish(request) => {
+                let named = code_in(&request.frame).is_some_and(is_independent);
+                let named = named.then_some(&[][..]);
+                self.with_control_passing(named, |control, now_ms, effects| {
+                    control.finish(now_ms, request, reports, effects);
+                });
+            }
             GatherThen::Search(request) => self.with_control(|control, now_ms, effects| {
                 control.finish_search(now_ms, request, found, effects);
             }),
@@ -499,27 +549,6 @@ impl State {
         self.deliver(reply.link, &frame);
     }
 
-    /// Takes the end of a settings write.
-    pub fn on_saved(&mut self, name: &str, result: Result<(), String>) {
-        let Some(task) = &mut self.control else {
-            return;
-        };
-        if name == OFFSETS_FILE {
-            task.saving_offsets = false;
-            if let Err(error) = &result {
-                tracing::warn!(error, "consumer offsets not saved; the log has them");
-                task.saved_offsets.clear();
-            }
-            return;
-        }
-        task.saving = false;
-        if let Err(error) = result {
-            // The change is known to this process and its log; it is saved with the next change.
-            tracing::error!(name, error, "settings file not saved");
-        }
-        self.run_effects();
-    }
-
     fn write_offsets(&mut self, reports: &[Report]) {
         let Some(task) = &mut self.control else {
             return;
@@ -550,8 +579,27 @@ impl State {
         self.jobs.push(CoreJob::Save {
             name: OFFSETS_FILE,
             bytes,
+            is_awaited: false,
         });
     }
+}
+
+/// The values of a request's header fields: among them are the topic and the group it names.
+fn names_in(whole: &[u8]) -> Vec<String> {
+    let Ok(Some((frame, _))) = frame::split(whole, frame::FRAME_BYTES_MAX) else {
+        return Vec::new();
+    };
+    let Ok(header) = header::decode(&frame) else {
+        return Vec::new();
+    };
+    let values = header.ext.iter().map(|(_, value)| value.to_string());
+    values.collect()
+}
+
+/// The code of a request.
+fn code_in(whole: &[u8]) -> Option<i32> {
+    let (frame, _) = frame::split(whole, frame::FRAME_BYTES_MAX).ok()??;
+    Some(header::decode(&frame).ok()?.code)
 }
 
 /// RocketMQ's `consumerOffset.json`, integer keys unquoted.

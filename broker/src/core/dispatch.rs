@@ -131,7 +131,8 @@ impl State {
             | request::GET_MAX_OFFSET
             | request::GET_MIN_OFFSET
             | request::SEARCH_OFFSET_BY_TIMESTAMP
-            | request::GET_EARLIEST_MSG_STORETIME => {
+            | request::GET_EARLIEST_MSG_STORETIME
+            | request::QUERY_CONSUME_QUEUE => {
                 self.on_queue_request(origin, &reply, header, whole);
             }
             request::POP_MESSAGE | request::NOTIFICATION => {

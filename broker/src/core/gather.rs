@@ -26,6 +26,8 @@ pub enum Then {
     AnswerOffset(ReplyTo),
     /// Answer a client with the record.
     AnswerView(ReplyTo),
+    /// Answer an administrator with units.
+    AnswerUnits(Box<super::queue_units::UnitsAnswer>),
     /// Tell a gathering core the offset of a queue.
     TellOffset {
         /// Core.
@@ -126,6 +128,10 @@ impl State {
             (Then::AnswerOffset(reply) | Then::AnswerView(reply), _) => {
                 let remark = "unexpected answer of the store";
                 self.answer(&reply, response::SYSTEM_ERROR, Some(remark));
+            }
+            (Then::AnswerUnits(asked), Answer::Units(units)) => self.answer_units(*asked, &units),
+            (Then::AnswerUnits(asked), Answer::Failed(reason)) => {
+                self.refuse_units(&asked, &reason);
             }
             (Then::Back(order), answer) => self.on_back_record(*order, answer),
             (Then::Pop(cold), answer) => self.on_cold_pop_answer(*cold, answer),
@@ -368,8 +374,12 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
     let shard = &local.shard;
     let (log, counters, number) = (shard.log(), shard.counters(), shard.number());
     let physical = |position| shard::address::physical(number, position);
+    let space = shard.space();
     StoreReport {
         shard: number,
+        log_dir: shard.log_dir().display().to_string(),
+        disk_total_bytes: space.total_bytes,
+        disk_free_bytes: space.available_bytes,
         log_min_offset: physical(log.min_position()),
         log_max_offset: physical(log.tail()),
         flush_behind_bytes: (log.tail() - log.synced()) as i64,

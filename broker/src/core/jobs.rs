@@ -24,6 +24,8 @@ pub enum CoreJob {
         name: &'static str,
         /// Content.
         bytes: Vec<u8>,
+        /// Whether something waits for its end.
+        is_awaited: bool,
     },
     /// Change the configuration file.
     Persist(Persist),
@@ -40,7 +42,8 @@ pub enum CoreJob {
 #[derive(Default)]
 pub struct Jobs {
     given: Vec<CoreJob>,
-    running: std::collections::VecDeque<Option<&'static str>>,
+    /// For those that save a control file: which, and whether something waits for it.
+    running: std::collections::VecDeque<Option<(&'static str, bool)>>,
 }
 
 impl Jobs {
@@ -60,24 +63,26 @@ impl State {
     /// Hands given jobs to the auxiliary thread.
     pub fn start_jobs<D: Driver>(&mut self, driver: &mut D) {
         for job in std::mem::take(&mut self.jobs.given) {
-            let name = match &job {
-                CoreJob::Save { name, .. } => Some(*name),
+            let save = match &job {
+                CoreJob::Save {
+                    name, is_awaited, ..
+                } => Some((*name, *is_awaited)),
                 _ => None,
             };
             let dir = self.config.store_path_root.as_path().join("config");
             let call: FileJob<D::Storage> = FileJob::Call(Box::new(move |_| run(job, &dir)));
-            self.jobs.running.push_back(name);
+            self.jobs.running.push_back(save);
             driver.file_job(call, JOB_TOKEN);
         }
     }
 
     /// Takes the end of a job.
     pub fn on_job(&mut self, result: Result<(), String>) {
-        let Some(name) = self.jobs.running.pop_front() else {
+        let Some(save) = self.jobs.running.pop_front() else {
             return;
         };
-        match name {
-            Some(name) => self.on_saved(name, result),
+        match save {
+            Some((name, is_awaited)) => self.on_saved(name, is_awaited, result),
             None => {
                 if let Err(error) = result {
                     tracing::error!(error, "file not saved");
@@ -89,7 +94,7 @@ impl State {
 
 fn run<S: shard::io::Storage>(job: CoreJob, dir: &std::path::Path) -> io::Result<JobOutcomeOf<S>> {
     match job {
-        CoreJob::Save { name, bytes } => {
+        CoreJob::Save { name, bytes, .. } => {
             crate::settings::save(dir, name, &bytes).map_err(io::Error::other)?;
         }
         CoreJob::Persist(persist) => persist.write().map_err(io::Error::other)?,

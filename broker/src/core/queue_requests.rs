@@ -14,7 +14,7 @@ use super::state::State;
 use crate::control::effects::{OffsetSet, Origin};
 
 impl State {
-    /// Handles codes 14, 15, 29, 30, 31 and 32.
+    /// Handles codes 14, 15, 29, 30, 31, 32 and 321.
     pub fn on_queue_request(
         &mut self,
         origin: &Origin,
@@ -30,6 +30,9 @@ impl State {
             }
         };
         let Some(entry) = self.directory.topics.get(&*topic) else {
+            if header.code == request::QUERY_CONSUME_QUEUE {
+                return self.no_queue_units(reply, &topic, queue_id);
+            }
             return self.no_topic(origin, reply, header.code, whole, &topic);
         };
         let home = usize::try_from(queue_id)
@@ -39,6 +42,7 @@ impl State {
         let Some(home) = home else {
             return match header.code {
                 request::GET_MAX_OFFSET | request::GET_MIN_OFFSET => self.answer_offset(reply, 0),
+                request::QUERY_CONSUME_QUEUE => self.no_queue_units(reply, &topic, queue_id),
                 _ => {
                     let bound = entry.homes.len();
                     let remark = format!("queueId {queue_id} of topic {topic}, bound {bound}");
@@ -59,6 +63,7 @@ impl State {
             }
             request::SEARCH_OFFSET_BY_TIMESTAMP => self.search_offset(reply, header, local, home),
             request::GET_EARLIEST_MSG_STORETIME => self.earliest_time(reply, local, home),
+            request::QUERY_CONSUME_QUEUE => self.query_units(reply, header, local, home),
             code => {
                 let bounds = self
                     .shards

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use shard::repeated::Repeated;
 use shard::runtime::{ConnectionId, Driver};
 use wire::body::{DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable, to_json};
 use wire::codes::request;
@@ -45,6 +46,7 @@ struct Server {
     /// Whether it answered with offers once on this connection.
     knows_offers: bool,
     asked_at_us: u64,
+    refusals: Repeated,
 }
 
 impl Server {
@@ -103,6 +105,7 @@ impl Registrar {
             told_down: false,
             knows_offers: false,
             asked_at_us: 0,
+            refusals: Repeated::default(),
         });
         Self {
             identity,
@@ -379,6 +382,7 @@ impl State {
             return;
         }
         if header.code == 0 {
+            self.registration_taken(index);
             return self.take_offers(index, header);
         }
         let remark = header
@@ -391,11 +395,30 @@ impl State {
             .as_mut()
             .and_then(|task| task.registrar.servers.get_mut(index));
         if let Some(server) = server {
-            let (name, code) = (&server.name, header.code);
-            tracing::warn!(name_server = name, code, remark, "registration refused");
+            if let Some(times) = server.refusals.failed(retry_us) {
+                let (name, code) = (&server.name, header.code);
+                tracing::warn!(
+                    name_server = name,
+                    code,
+                    remark,
+                    times,
+                    "registration refused"
+                );
+            }
             // What was refused may have been a part: send the whole table, after a pause.
             let period_us = self.config.register_period_ms * 1000;
             server.registered_at_us = (retry_us + RETRY_US).saturating_sub(period_us);
+        }
+    }
+
+    fn registration_taken(&mut self, index: usize) {
+        let task = self.control.as_mut();
+        let server = task.and_then(|task| task.registrar.servers.get_mut(index));
+        if let Some(server) = server
+            && let Some(times) = server.refusals.worked()
+        {
+            let name = &server.name;
+            tracing::info!(name_server = name, times, "registration taken again");
         }
     }
 

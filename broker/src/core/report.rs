@@ -113,6 +113,12 @@ pub struct StoreReport {
     pub get_bytes: u64,
     /// Pulls parked now.
     pub parked_pulls: u64,
+    /// Directory of the log.
+    pub log_dir: String,
+    /// Size of the file system of the log in bytes, 0 before it was first measured.
+    pub disk_total_bytes: u64,
+    /// Bytes of it that are free.
+    pub disk_free_bytes: u64,
     /// Reason the shard refuses writes, if it does.
     pub refusing: Option<String>,
     /// Delayed messages not yet delivered, by level (1-based level, count).

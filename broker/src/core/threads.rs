@@ -80,6 +80,13 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     let health = Arc::new(Health::default());
     health.set_phase(Phase::Recovering);
     let metrics = Arc::new(Metrics::new(&plan.config, health.clone()));
+    // Before a store is made, or one is recovered for minutes.
+    if plan.broker {
+        broker_addresses(&plan.config)?;
+    }
+    if let Some(plan) = &plan.namesrv {
+        namesrv_addresses(plan)?;
+    }
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
     let store = if plan.broker {
@@ -417,7 +424,6 @@ fn registrar(config: &Config) -> Result<Registrar, CoreError> {
 fn name_server(
     plan: &NamesrvPlan,
 ) -> Result<(NameServer, std::path::PathBuf, Vec<SocketAddr>), CoreError> {
-    let keys = &plan.config;
     std::fs::create_dir_all(&plan.data)
         .map_err(|source| machine(&format!("creating {}", plan.data.display()), source))?;
     let kv = match std::fs::read(plan.data.join(KV_FILE)) {
@@ -427,11 +433,17 @@ fn name_server(
     };
     let server = NameServer::new(plan.server_config(), kv.as_deref(), sys::wall_ms())
         .map_err(|error| CoreError::Other(error.to_string()))?;
+    Ok((server, plan.data.clone(), namesrv_addresses(plan)?))
+}
+
+/// Addresses of the name server's listeners, which are free.
+fn namesrv_addresses(plan: &NamesrvPlan) -> Result<Vec<SocketAddr>, CoreError> {
+    let keys = &plan.config;
     let addresses = keys.bind_address.resolve(keys.listen_port);
     let addresses = addresses.map_err(|source| machine("resolving bindAddress", source))?;
     let addresses: Vec<SocketAddr> = addresses.into_iter().map(both_families).collect();
     check_free(&addresses, "listenPort (--namesrv-port)")?;
-    Ok((server, plan.data.clone(), addresses))
+    Ok(addresses)
 }
 
 fn broker_lines(

@@ -286,7 +286,9 @@ impl<D: Driver> Core<D> {
             .shards
             .iter()
             .all(|local| local.replies.is_empty() && local.shard.is_drained());
-        if base_done && self.state.jobs.is_idle() && !self.state.net.has_unsent() {
+        let control = self.state.control.as_ref();
+        let settled = self.state.jobs.is_idle() && control.is_none_or(|task| task.is_settled());
+        if base_done && settled && !self.state.net.has_unsent() {
             return true;
         }
         for local in &mut self.state.shards {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a request that is refused changes nothing.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 
 use wire::codes::response;
@@ -20,6 +21,8 @@ use super::{Answer, ConfigError, ExtText, NameServer, offer};
 
 /// Namespace of the queue order that `updateOrderConf` writes.
 const ORDER_NAMESPACE: &str = "ORDER_TOPIC_CONFIG";
+/// Time between two lines about registrations that were refused, in milliseconds.
+const REFUSAL_LOG_MS: i64 = 1_000;
 /// First version whose clients read standard JSON (4.9.4).
 const STANDARD_JSON_VERSION: i32 = 401;
 
@@ -102,8 +105,7 @@ impl NameServer {
         let registration = match read_registration(&header, request.version, body) {
             Ok(registration) => with_table_kind(registration, &request.ext),
             Err(error) => {
-                let broker = &*header.broker_name;
-                tracing::warn!(%peer, broker, %error, "registration refused");
+                self.tell_refusal(now_ms, peer, &header.broker_name, &error);
                 return Ok(Answer::refused(error));
             }
         };
@@ -124,10 +126,19 @@ impl NameServer {
                 Ok(self.with_offers(answer, &request.ext, cluster, name))
             }
             Err(error) => {
-                let broker = &registration.broker_name;
-                tracing::warn!(%peer, broker, %error, "registration refused");
+                self.tell_refusal(now_ms, peer, &registration.broker_name, &error);
                 Ok(Answer::refused(error))
             }
+        }
+    }
+
+    /// Says that a registration was refused, at most once a second whoever goes on trying.
+    fn tell_refusal(&mut self, now_ms: i64, peer: SocketAddr, broker: &str, error: &dyn Display) {
+        self.refusals += 1;
+        if now_ms >= self.refusal_said_ms.saturating_add(REFUSAL_LOG_MS) {
+            self.refusal_said_ms = now_ms;
+            let times = self.refusals;
+            tracing::warn!(%peer, broker, %error, times, "registration refused");
         }
     }
 

@@ -114,6 +114,8 @@ pub struct NameServer {
     kv: KvStore,
     config_changed: bool,
     connections_to_close: Vec<u64>,
+    refusals: u64,
+    refusal_said_ms: i64,
 }
 
 impl NameServer {
@@ -131,6 +133,8 @@ impl NameServer {
             kv: KvStore::load(saved_kv)?,
             config_changed: false,
             connections_to_close: Vec::new(),
+            refusals: 0,
+            refusal_said_ms: i64::MIN,
         })
     }
 

@@ -296,15 +296,13 @@ const RUNTIME_KEYS: &str = "\
 #[test]
 fn runtime_info_has_every_key_the_tools_read() {
     let mut harness = Harness::new();
-    harness.control.set_disk(crate::control::DiskUsage {
-        path: "log".into(),
-        total_bytes: 1 << 40,
-        free_bytes: 3 << 38,
-    });
     let store = StoreReport {
         put_messages: 50,
         put_bytes: 5_000,
         log_max_offset: 5_000,
+        log_dir: "log".into(),
+        disk_total_bytes: 1 << 40,
+        disk_free_bytes: 3 << 38,
         ..StoreReport::default()
     };
     let reports = vec![Report {
@@ -325,6 +323,7 @@ fn runtime_info_has_every_key_the_tools_read() {
     assert_eq!(table["msgPutTotalTodayNow"], "50");
     assert_eq!(table["commitLogMaxOffset"], "5000");
     assert_eq!(table["commitLogDiskRatio"], "0.25");
+    assert_eq!(table["commitLogDiskRatio_log"], "0.25");
     assert_eq!(
         table["commitLogDirCapacity"],
         "Total : 1.0 TiB, Free : 768.0 GiB."

@@ -8,6 +8,7 @@ fn names(effects: &[Effect]) -> Vec<&'static str> {
         Effect::Reply { .. } => "reply",
         Effect::Push { .. } => "push",
         Effect::Save { name, .. } => name,
+        Effect::SaveLater(_) => "later",
         Effect::TopicChanged(_) => "topic changed",
         Effect::TopicRemoved(_) => "topic removed",
         Effect::GroupChanged(_) => "group changed",
@@ -370,6 +371,26 @@ fn create_by(harness: &mut Harness, code: i32, fields: &[(&str, &str)]) -> Optio
         .create_topic_for_send(NOW, pending, &mut effects);
     harness.effects = effects;
     harness.reply()
+}
+
+#[test]
+fn nobody_waits_for_the_save_of_a_group_that_use_makes() {
+    let mut harness = Harness::new();
+    harness.create_topic("T", 1);
+    let fields = [
+        ("consumerGroup", "reader"),
+        ("topic", "T"),
+        ("queueId", "0"),
+        ("commitOffset", "1"),
+    ];
+    let reply = create_by(&mut harness, request::UPDATE_CONSUMER_OFFSET, &fields);
+    assert!(reply.is_none(), "{reply:?}");
+    let done = ["later", "group changed", "redispatch"];
+    assert_eq!(names(&harness.effects), done);
+    let file = harness.control.file_text("subscriptionGroup.json").unwrap();
+    assert!(String::from_utf8(file).unwrap().contains("\"reader\""));
+    harness.create_group("ordered");
+    assert_eq!(names(&harness.effects)[0], "subscriptionGroup.json");
 }
 
 #[test]
