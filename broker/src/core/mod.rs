@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod namesrv_task;
 pub mod null;
 mod outside;
+mod prober;
 pub mod pull;
 pub mod pulls;
 pub mod queue_requests;
