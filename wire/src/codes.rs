@@ -23,6 +23,13 @@ macro_rules! codes {
     };
 }
 
+/// Request codes of this project, far from RocketMQ's; others answer them with code 3.
+pub mod private {
+    codes! {
+        FUSE_STATE = 900_001,
+    }
+}
+
 /// Request codes.
 pub mod request {
     codes! {

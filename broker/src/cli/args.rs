@@ -47,6 +47,8 @@ pub enum Command {
     /// Answer sends and store nothing: what the benchmark measures its ceiling against
     #[command(hide = true)]
     Null(NullArgs),
+    /// Show the fuse of a name server: which brokers are out of the write path, until when, why
+    Fuse(FuseArgs),
 }
 
 /// Options that set things of the machine and of the store.
@@ -207,4 +209,16 @@ impl NullArgs {
     pub fn data(&self) -> PathBuf {
         std::env::temp_dir().join(format!("pinion-null-{}", std::process::id()))
     }
+}
+
+/// Options of `fuse`.
+#[derive(Debug, Clone, Args)]
+pub struct FuseArgs {
+    /// Name server to ask
+    #[arg(short, long = "namesrv", value_name = "HOST:PORT")]
+    #[arg(default_value = "127.0.0.1:9876")]
+    pub namesrv: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }

@@ -6,6 +6,7 @@
 
 pub mod args;
 pub mod banner;
+mod fuse;
 pub mod plan;
 
 #[cfg(test)]
@@ -129,6 +130,7 @@ fn run(line: CommandLine, began: Instant) -> ExitCode {
         Command::Doctor(args) => (Settings::doctor(args, &host), Print::No),
         Command::Inspect(args) => return crate::inspect::run(args),
         Command::Null(args) => (Settings::null(args, &host), Print::No),
+        Command::Fuse(args) => return fuse::run(args),
     };
     let settings = match settings {
         Ok(settings) => settings,

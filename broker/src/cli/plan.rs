@@ -53,6 +53,9 @@ impl NamesrvPlan {
             need_wait_for_service: keys.wait_for_service,
             wait_seconds_for_service: keys.wait_for_service_s,
             scan_not_active_broker_interval_ms: keys.scan_interval_ms,
+            fuse_enable: keys.fuse,
+            fuse_slow_ms: keys.fuse_slow_ms,
+            fuse_ordered_topics: keys.fuse_ordered_topics,
             ..NameServerConfig::default()
         };
         // Paths stay out: what is saved with them would name the old place after a move.

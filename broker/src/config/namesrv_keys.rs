@@ -51,6 +51,12 @@ settings_table! {
     /// Keys that nobody may change over the network, besides the ones fixed anyway.
     "configBlackList" => config_black_list: String =
         "configBlackList;configStorePath;kvConfigPath".to_owned(), Fixed;
+    /// Probes brokers and takes slow ones out of the write path (the fuse).
+    "pinion.fuseEnable" => fuse: bool = true, Live;
+    /// An append that takes longer counts against its broker, in milliseconds.
+    "pinion.fuseSlowMs" => fuse_slow_ms: u64 = 500, Live, |ms| within(*ms, 10, 60_000);
+    /// Lets the fuse act on topics whose order matters.
+    "pinion.fuseOrderedTopics" => fuse_ordered_topics: bool = false, Live;
     /// Connections at once.
     "pinion.connectionsMax" => connections_max: u32 = 20_000, Start,
         |n| within(u64::from(*n), 1, 10_000_000);

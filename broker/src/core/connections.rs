@@ -27,6 +27,8 @@ pub enum Purpose {
     NameServer,
     /// This broker's connection to name server `n`.
     Registration(usize),
+    /// The name server's connection to a broker it probes.
+    Probe(usize),
 }
 
 /// One connection.

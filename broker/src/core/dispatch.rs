@@ -99,6 +99,7 @@ impl State {
         match purpose {
             Purpose::NameServer => self.on_name_server_request(origin, &header, frame.body),
             Purpose::Registration(index) => self.on_registration_answer(index, &header, frame.body),
+            Purpose::Probe(number) => self.on_probe_answer(number, &header),
             Purpose::Broker if header.is_response() => {
                 let (link, frame) = (origin.link, whole.to_vec());
                 self.send_to(0, MeshMessage::ClientAnswer { link, frame });

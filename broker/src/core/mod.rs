@@ -18,6 +18,7 @@ pub mod namesrv_task;
 pub mod null;
 mod outside;
 pub mod pop;
+mod prober;
 pub mod pull;
 pub mod pulls;
 pub mod queue_requests;

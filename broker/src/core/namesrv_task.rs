@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use wire::header::Header;
 
 use super::jobs::CoreJob;
+use super::prober::Prober;
 use super::state::State;
 use crate::control::effects::Origin;
 use crate::namesrv::NameServer;
@@ -22,6 +23,8 @@ pub struct NameServerTask {
     pub server: NameServer,
     /// Directory of its files.
     pub dir: PathBuf,
+    /// Its probes of brokers.
+    pub prober: Prober,
     last_tick_ms: i64,
 }
 
@@ -32,6 +35,7 @@ impl NameServerTask {
         Self {
             server,
             dir,
+            prober: Prober::default(),
             last_tick_ms: 0,
         }
     }

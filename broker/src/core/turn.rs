@@ -80,6 +80,7 @@ impl<D: Driver> Core<D> {
         self.state.pop_turn();
         self.state.control_turn();
         self.state.name_server_turn();
+        self.state.probe_turn(&mut self.driver);
         self.state.register_turn(&mut self.driver);
         self.state.start_jobs(&mut self.driver);
         self.state.retain_due(&mut self.driver);
@@ -165,8 +166,12 @@ impl<D: Driver> Core<D> {
             }
             Completion::Connected { connection } => {
                 let purpose = self.state.net.get(connection.0).map(|found| found.purpose);
-                if let Some(Purpose::Registration(index)) = purpose {
-                    self.state.registration_up(index, connection);
+                match purpose {
+                    Some(Purpose::Registration(index)) => {
+                        self.state.registration_up(index, connection);
+                    }
+                    Some(Purpose::Probe(number)) => self.state.probe_up(number, connection),
+                    _ => {}
                 }
             }
             Completion::Closed { connection, .. } => self.state.on_closed(connection),
@@ -243,6 +248,10 @@ impl<D: Driver> Core<D> {
             .control
             .as_ref()
             .and_then(|task| task.registrar.deadline_us(period_us));
+        let probes = state
+            .name_server
+            .as_ref()
+            .and_then(|task| task.prober.deadline_us());
         let mesh = state
             .mesh_is_behind()
             .then_some(now.monotonic_us + MESH_RETRY_US);
@@ -254,6 +263,7 @@ impl<D: Driver> Core<D> {
             held,
             second,
             registrar,
+            probes,
             mesh,
             idle,
             drain,
@@ -392,6 +402,7 @@ impl State {
         };
         match connection.purpose {
             Purpose::Registration(index) => self.registration_down(index),
+            Purpose::Probe(number) => self.probe_down(number, id),
             Purpose::NameServer => {
                 let now_ms = self.now.wall_ms;
                 if let Some(task) = &mut self.name_server {

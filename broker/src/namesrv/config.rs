@@ -9,6 +9,8 @@ use thiserror::Error;
 
 /// Longest properties text accepted from the network.
 pub const PROPERTIES_BYTES_MAX: usize = 64 * 1024;
+/// Bounds of `pinion.fuseSlowMs`.
+pub const FUSE_SLOW_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
 /// Keys that can never be changed over the network.
 const BLACK_LIST: [&str; 3] = ["configBlackList", "configStorePath", "kvConfigPath"];
 
@@ -36,6 +38,12 @@ pub struct NameServerConfig {
     pub wait_seconds_for_service: u64,
     /// `scanNotActiveBrokerInterval`: time between two looks for silent brokers.
     pub scan_not_active_broker_interval_ms: u64,
+    /// `pinion.fuseEnable`: probe brokers and take slow ones out of the write path.
+    pub fuse_enable: bool,
+    /// `pinion.fuseSlowMs`: an append that takes longer counts against its broker.
+    pub fuse_slow_ms: u64,
+    /// `pinion.fuseOrderedTopics`: act on topics whose order matters, too.
+    pub fuse_ordered_topics: bool,
     /// Further properties shown to administrators, such as paths. Only keys present here can be
     /// changed by them, besides the ones above.
     pub extras: BTreeMap<String, String>,
@@ -54,6 +62,9 @@ impl Default for NameServerConfig {
             need_wait_for_service: false,
             wait_seconds_for_service: 45,
             scan_not_active_broker_interval_ms: 5_000,
+            fuse_enable: true,
+            fuse_slow_ms: 500,
+            fuse_ordered_topics: false,
             extras: BTreeMap::new(),
         }
     }
@@ -102,6 +113,10 @@ impl NameServerConfig {
             "waitSecondsForService",
             self.wait_seconds_for_service.to_string(),
         );
+        set("pinion.fuseEnable", self.fuse_enable.to_string());
+        set("pinion.fuseSlowMs", self.fuse_slow_ms.to_string());
+        let ordered = self.fuse_ordered_topics;
+        set("pinion.fuseOrderedTopics", ordered.to_string());
         let interval_ms = self.scan_not_active_broker_interval_ms;
         set("scanNotActiveBrokerInterval", interval_ms.to_string());
         let mut text = String::new();
@@ -156,6 +171,14 @@ impl NameServerConfig {
             "scanNotActiveBrokerInterval" => {
                 self.scan_not_active_broker_interval_ms = number(key, value)?;
             }
+            "pinion.fuseEnable" => self.fuse_enable = flag(key, value)?,
+            "pinion.fuseSlowMs" => {
+                self.fuse_slow_ms = number(key, value)?;
+                if !FUSE_SLOW_MS.contains(&self.fuse_slow_ms) {
+                    return Err(invalid(key, value, "10 to 60000"));
+                }
+            }
+            "pinion.fuseOrderedTopics" => self.fuse_ordered_topics = flag(key, value)?,
             _ => {
                 if let Some(extra) = self.extras.get_mut(key) {
                     value.clone_into(extra);

@@ -12,12 +12,12 @@ mod registration;
 mod routes;
 #[cfg(test)]
 mod tests;
+pub mod watch;
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use thiserror::Error;
-use wire::codes::{request, response};
+use wire::codes::{private, request, response};
 use wire::frame::FRAME_BYTES_MAX;
 use wire::header::{ExtValue, Header, Reply, encode_reply};
 
@@ -30,6 +30,7 @@ pub use routes::{
     Registered, Route, RouteTable, TOPIC_NAME_BYTES_MAX, TOPICS_MAX, TableKind, TopicRegistration,
 };
 
+use crate::fuse::Fuse;
 use kv::KvStore;
 
 /// Room left in a reply frame for its header.
@@ -116,6 +117,7 @@ pub struct NameServer {
     connections_to_close: Vec<u64>,
     refusals: u64,
     refusal_said_ms: i64,
+    fuse: Fuse,
 }
 
 impl NameServer {
@@ -135,6 +137,7 @@ impl NameServer {
             connections_to_close: Vec::new(),
             refusals: 0,
             refusal_said_ms: i64::MIN,
+            fuse: Fuse::default(),
         })
     }
 
@@ -220,6 +223,7 @@ impl NameServer {
             request::GET_NAMESRV_CONFIG => {
                 Ok(Answer::body(self.config.properties_text().into_bytes()))
             }
+            private::FUSE_STATE => Ok(self.fuse_state()),
             code => Ok(Answer::error(
                 response::REQUEST_CODE_NOT_SUPPORTED,
                 format!("request type {code} not supported"),
@@ -289,12 +293,6 @@ impl NameServer {
             &registration.broker_name,
             &registration.broker_address,
         );
-    }
-
-    /// Withholds the write permission of these broker groups from all routes answered from now on;
-    /// see [`RouteTable::effective_permission`].
-    pub fn set_isolated(&mut self, broker_names: BTreeSet<String>) {
-        self.table.set_isolated(broker_names);
     }
 
     /// The tables, for metrics and for a broker in the same process.

@@ -17,6 +17,8 @@ use super::routes::{BrokerRegistration, DataVersion, QueueData, TableKind, Topic
 
 /// Most bytes a compressed registration may inflate to.
 pub const INFLATED_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Topic attribute that says what kind of messages a topic has.
+const TYPE_ATTRIBUTE: &str = "message.type";
 /// Version from which compressed registrations end with the mappings of static topics (5.0.0).
 const MAPPINGS_VERSION: i32 = 413;
 
@@ -88,6 +90,11 @@ pub fn read_registration(
                     write_queue_nums: topic.write_queue_nums,
                     perm: topic.perm,
                     topic_sys_flag: topic.topic_sys_flag,
+                    ordered: topic.order
+                        || topic
+                            .attributes
+                            .get(TYPE_ATTRIBUTE)
+                            .is_some_and(|kind| kind == "FIFO"),
                 },
                 created_ms: topic
                     .attributes
@@ -153,6 +160,7 @@ pub fn read_queue_lists(body: &[u8]) -> Result<Vec<(String, QueueData)>, BodyErr
                 write_queue_nums: list.write_queue_nums,
                 perm: list.perm,
                 topic_sys_flag: list.topic_sys_flag,
+                ordered: false,
             };
             (list.broker_name, queues)
         })

@@ -49,6 +49,8 @@ pub struct QueueData {
     pub perm: i32,
     /// Topic flags: 1 unit, 2 unit subscription.
     pub topic_sys_flag: i32,
+    /// Whether the order of its messages matters, so that its queues must not move.
+    pub ordered: bool,
 }
 
 /// One topic of a registration.
@@ -257,8 +259,9 @@ pub struct RouteTable {
     groups: BTreeMap<Arc<str>, BrokerGroup>,
     /// By (cluster, address).
     live: BTreeMap<(String, String), LiveBroker>,
-    /// Groups whose write permission is withheld from routes, see [`Self::effective_permission`].
+    /// Groups whose write permission is withheld from routes, see [`Self::set_isolated`].
     isolated: BTreeSet<String>,
+    isolates_ordered: bool,
     /// Topics that brokers of a cluster follow each other with.
     spread: Spread,
     bound_hits: u64,
@@ -343,16 +346,26 @@ impl RouteTable {
         self.isolated = broker_names;
     }
 
-    /// The permission a client is told, given the one stored.
-    ///
-    /// This is the one place where something other than the brokers' own registrations may change a
-    /// route: it acts when a route is answered and never touches the tables.
-    pub fn effective_permission(&self, broker_name: &str, stored: i32) -> i32 {
-        if self.isolated.contains(broker_name) {
-            stored & !PERM_WRITE
-        } else {
-            stored
-        }
+    /// Also withholds it from topics whose order matters, whose queues otherwise stay.
+    pub fn set_isolates_ordered(&mut self, isolates_ordered: bool) {
+        self.isolates_ordered = isolates_ordered;
+    }
+
+    /// Groups whose write permission is withheld.
+    pub fn isolated(&self) -> &BTreeSet<String> {
+        &self.isolated
+    }
+
+    /// Whether isolation may act on this topic: a group that is not isolated takes its messages,
+    /// so that a topic never loses its last writer, and no order would break.
+    fn may_withhold(&self, entry: &TopicEntry) -> bool {
+        let writes = |queues: &QueueData| queues.perm & PERM_WRITE != 0;
+        !self.isolated.is_empty()
+            && entry
+                .queues
+                .iter()
+                .any(|(name, queues)| writes(queues) && !self.isolated.contains(&**name))
+            && (self.isolates_ordered || !entry.queues.iter().any(|(_, queues)| queues.ordered))
     }
 
     /// The route of a topic, or none when no live group has it.
@@ -360,6 +373,9 @@ impl RouteTable {
         let entry = self.topics.get(topic)?;
         let mut groups: Vec<(Arc<str>, BrokerGroup)> = Vec::with_capacity(entry.queues.len());
         let mut queues = Vec::with_capacity(entry.queues.len());
+        // The one place where something other than the brokers' own registrations may change a
+        // route: it acts when a route is answered and never touches the tables.
+        let may_withhold = self.may_withhold(entry);
         for (name, stored) in &entry.queues {
             let Some(group) = self.groups.get(name) else {
                 continue;
@@ -374,13 +390,11 @@ impl RouteTable {
                 group.addresses.insert(MASTER_ID, address);
             }
             groups.push((Arc::clone(name), group));
-            queues.push((
-                Arc::clone(name),
-                QueueData {
-                    perm: self.effective_permission(name, stored.perm),
-                    ..*stored
-                },
-            ));
+            let mut told = *stored;
+            if may_withhold && self.isolated.contains(&**name) {
+                told.perm &= !PERM_WRITE;
+            }
+            queues.push((Arc::clone(name), told));
         }
         let found = !groups.is_empty();
         found.then(|| Route {

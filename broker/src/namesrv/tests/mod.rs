@@ -4,6 +4,7 @@ mod administration;
 mod registration;
 mod routes;
 mod spread;
+mod watch;
 
 use std::net::SocketAddr;
 

@@ -374,6 +374,7 @@ fn the_broker_of_the_same_process_never_expires() {
         write_queue_nums: 8,
         perm: 6,
         topic_sys_flag: 0,
+        ordered: false,
     };
     let registration = BrokerRegistration {
         cluster_name: "C".into(),

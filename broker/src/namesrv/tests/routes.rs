@@ -1,7 +1,5 @@
 //! What clients are told about topics.
 
-use std::collections::BTreeSet;
-
 use super::*;
 
 #[test]
@@ -178,17 +176,6 @@ fn acting_master_is_the_smallest_slave_when_supported_and_not_writeable() {
         };
         assert!(body.contains(expected), "{body}");
     }
-}
-
-#[test]
-fn isolation_clears_write_when_answering_and_leaves_the_tables_alone() {
-    let mut peer = Peer::new(NameServerConfig::default());
-    peer.register(&a(), 1, &[("T", 6), ("R", 4)]);
-    peer.server
-        .set_isolated(BTreeSet::from(["broker-a".to_owned()]));
-    assert_eq!((peer.perm("T"), peer.perm("R")), (4, 4));
-    peer.server.set_isolated(BTreeSet::new());
-    assert_eq!((peer.perm("T"), peer.perm("R")), (6, 4));
 }
 
 #[test]
