@@ -18,6 +18,7 @@ use wire::message::{MAGIC_V1, MAGIC_V2, RecordView, peek_len};
 use crate::address;
 use crate::delay::DELAY_TOKEN;
 use crate::event::EVENT_TOPIC;
+use crate::half_checks::HALF_TOKEN;
 use crate::io::BLOCK_BYTES;
 use crate::queue::QueueIndex;
 use crate::runtime::{COLD_SLOT_BYTES, Driver, FileId, SlotId};
@@ -190,6 +191,7 @@ pub struct ColdReads {
     tick: u64,
     answers: Vec<(u64, Answer)>,
     delay_answers: Vec<(u64, Answer)>,
+    half_answers: Vec<(u64, Answer)>,
 }
 
 enum Step {
@@ -201,9 +203,21 @@ impl ColdReads {
     fn answer(&mut self, token: u64, answer: Answer) {
         if token & DELAY_TOKEN == 0 {
             self.answers.push((token, answer));
+        } else if token & HALF_TOKEN == HALF_TOKEN {
+            self.half_answers.push((token, answer));
         } else {
             self.delay_answers.push((token, answer));
         }
+    }
+
+    /// Whether there is an answer about a half message to take.
+    pub(crate) fn has_half_answer(&self) -> bool {
+        !self.half_answers.is_empty()
+    }
+
+    /// An answer about a half message, which producers are to be asked about.
+    pub(crate) fn next_half_answer(&mut self) -> Option<(u64, Answer)> {
+        self.half_answers.pop()
     }
 
     /// Whether a delay level has an answer to take.

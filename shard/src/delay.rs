@@ -91,7 +91,8 @@ impl DelayLevels {
         self.removed.retain(|_, at| *at >= position);
     }
 
-    fn is_removed_since(&self, topic: &str, position: u64) -> bool {
+    /// Whether a topic was removed behind a log position.
+    pub(crate) fn is_removed_since(&self, topic: &str, position: u64) -> bool {
         self.removed.get(topic).is_some_and(|at| *at > position)
     }
 

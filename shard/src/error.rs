@@ -44,6 +44,19 @@ pub enum Refusal {
         /// Bound.
         bound: u64,
     },
+    /// The table of open transactions is full.
+    #[error(
+        "shard {shard} has {open} open transactions, bound {bound}: end some, or let \
+         transactionCheckMax give them up"
+    )]
+    TransactionsFull {
+        /// Shard.
+        shard: u16,
+        /// Open transactions.
+        open: u64,
+        /// Bound.
+        bound: u64,
+    },
     /// No prepared segment to roll into.
     #[error("disk: shard {shard} has no prepared segment for position {position}: {reason}")]
     SegmentMissing {

@@ -57,6 +57,35 @@ pub enum Event {
     },
     /// Something happened to messages that were popped.
     Pop(PopEvent),
+    /// A half message was stored. Only run files have this: the log has the message itself.
+    HalfOpened {
+        /// Offset in the queue of half messages.
+        queue_offset: u64,
+        /// Record length in bytes.
+        size: u32,
+        /// Store time in milliseconds.
+        stored_ms: i64,
+        /// How long the producer asked not to be asked, in milliseconds; -1 leaves it to the
+        /// broker.
+        immunity_ms: i64,
+        /// Hash of the producer group.
+        group_hash: u64,
+    },
+    /// The transaction of a half message ended. Only for roll-backs and dropped ones the log has
+    /// this; a commit and giving up are told by the message they store.
+    HalfEnded {
+        /// Log position of the half message.
+        half: u64,
+        /// How it ended, as [`HalfEnd`](crate::half::HalfEnd) numbers it.
+        how: u8,
+    },
+    /// Producers are being asked about these half messages.
+    HalfChecked {
+        /// Time in milliseconds.
+        at_ms: i64,
+        /// Log positions of the half messages.
+        halves: Vec<u64>,
+    },
 }
 
 const OFFSET: u8 = 1;
@@ -65,6 +94,11 @@ const TOPIC_REMOVED: u8 = 3;
 const GROUP_REMOVED: u8 = 4;
 const END_MARK: u8 = 5;
 const QUEUE_ENDS: u8 = 6;
+/// Kind of [`Event::HalfOpened`].
+pub(crate) const HALF_OPENED: u8 = 7;
+/// Kind of [`Event::HalfEnded`].
+pub(crate) const HALF_ENDED: u8 = 8;
+const HALF_CHECKED: u8 = 9;
 
 /// Bytes of the stored form of an end mark.
 pub const END_MARK_BYTES: usize = 17;
@@ -154,6 +188,41 @@ impl Event {
                 }
             }
             Self::Pop(event) => event.encode(out),
+            Self::HalfOpened { .. } | Self::HalfEnded { .. } | Self::HalfChecked { .. } => {
+                self.encode_half(out);
+            }
+        }
+    }
+
+    fn encode_half(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::HalfOpened {
+                queue_offset,
+                size,
+                stored_ms,
+                immunity_ms,
+                group_hash,
+            } => {
+                out.push(HALF_OPENED);
+                out.extend_from_slice(&queue_offset.to_be_bytes());
+                out.extend_from_slice(&size.to_be_bytes());
+                out.extend_from_slice(&stored_ms.to_be_bytes());
+                out.extend_from_slice(&immunity_ms.to_be_bytes());
+                out.extend_from_slice(&group_hash.to_be_bytes());
+            }
+            Self::HalfEnded { half, how } => {
+                out.push(HALF_ENDED);
+                out.extend_from_slice(&half.to_be_bytes());
+                out.push(*how);
+            }
+            Self::HalfChecked { at_ms, halves } => {
+                out.push(HALF_CHECKED);
+                out.extend_from_slice(&at_ms.to_be_bytes());
+                for half in halves {
+                    out.extend_from_slice(&half.to_be_bytes());
+                }
+            }
+            _ => {}
         }
     }
 
@@ -196,6 +265,25 @@ impl Event {
                 Self::QueueEnds { queues }
             }
             kind if PopEvent::is_kind(kind) => Self::Pop(PopEvent::read(kind, &mut reader)?),
+            HALF_OPENED => Self::HalfOpened {
+                queue_offset: reader.long()? as u64,
+                size: reader.int()? as u32,
+                stored_ms: reader.long()?,
+                immunity_ms: reader.long()?,
+                group_hash: reader.long()? as u64,
+            },
+            HALF_ENDED => Self::HalfEnded {
+                half: reader.long()? as u64,
+                how: *reader.take(1)?.first()?,
+            },
+            HALF_CHECKED => {
+                let at_ms = reader.long()?;
+                let mut halves = Vec::with_capacity(reader.0.len() / 8);
+                while !reader.0.is_empty() {
+                    halves.push(reader.long()? as u64);
+                }
+                Self::HalfChecked { at_ms, halves }
+            }
             _ => return None,
         };
         reader.0.is_empty().then_some(event)
@@ -225,6 +313,17 @@ mod tests {
                 from: 1 << 50,
                 hash: u64::MAX,
             },
+            Event::HalfOpened {
+                queue_offset: 9,
+                size: 300,
+                stored_ms: 1 << 41,
+                immunity_ms: -1,
+                group_hash: u64::MAX,
+            },
+            Event::HalfEnded {
+                half: 1 << 40,
+                how: 2,
+            },
         ];
         for event in events {
             let mut bytes = Vec::new();
@@ -233,6 +332,18 @@ mod tests {
             for cut in 0..bytes.len() {
                 assert_eq!(Event::decode(&bytes[..cut]), None);
             }
+        }
+    }
+
+    #[test]
+    fn checks_come_back_from_their_stored_form() {
+        for halves in [vec![], vec![0, 1 << 54]] {
+            let at_ms = 7;
+            let event = Event::HalfChecked { at_ms, halves };
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            assert_eq!(Event::decode(&bytes), Some(event));
+            assert_eq!(Event::decode(&bytes[..bytes.len() - 1]), None);
         }
     }
 

@@ -6,9 +6,13 @@
 
 pub mod address;
 pub mod cold;
+mod counters;
 mod delay;
 pub mod error;
 pub mod event;
+pub mod half;
+pub mod half_checks;
+pub mod half_ends;
 pub mod io;
 pub mod log;
 pub mod maintain;
@@ -31,7 +35,8 @@ pub mod select;
 mod shard;
 pub mod units;
 
+pub use counters::ShardCounters;
 pub use delay::SCHEDULE_TOPIC;
 pub use error::{Refusal, StoreError};
 pub use log::AckPoint;
-pub use shard::{Appended, NewMessage, Shard, ShardConfig, ShardCounters, TOKEN_SHARD_SHIFT};
+pub use shard::{Appended, NewMessage, Shard, ShardConfig, TOKEN_SHARD_SHIFT};

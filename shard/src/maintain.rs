@@ -262,6 +262,9 @@ impl Shard {
             count += 1;
         }
         let Some(position) = boundary else { return 0 };
+        if self.halves_hold_back(position, order.force_oldest) {
+            return 0;
+        }
         match self.note_ends(driver.now(), position) {
             Ok(durable_at) => {
                 self.failures.retention.worked();
@@ -318,6 +321,7 @@ impl Shard {
         let lost = self.unconsumed_before(position);
         self.queues.drop_before(position);
         self.delay.forget_removed_before(position);
+        self.drop_halves_before(position);
         for segment in self.log.drop_before(position) {
             let (shard, path) = (self.config.number, segment.path.display());
             self.counters.segments_dropped += 1;

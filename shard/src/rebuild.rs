@@ -143,6 +143,11 @@ impl Order {
             moved.encode(&mut bytes);
             content.events.push((position, bytes));
         }
+        if let Some(event) = crate::half::told_by(view, self.shard) {
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            content.events.push((position, bytes));
+        }
         let due_ms = |queue_id: i32, stored_ms: i64| {
             let delay = usize::try_from(queue_id)
                 .ok()

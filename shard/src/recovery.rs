@@ -17,6 +17,7 @@ use crate::address;
 use crate::delay::DelayLevels;
 use crate::error::StoreError;
 use crate::event::{EVENT_TOPIC, Event, encode_end_mark};
+use crate::half::{self, HalfTable};
 use crate::io::{BLOCK_BYTES, Storage, StoreFile};
 use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment, UNSYNCED_BYTES_MAX};
 use crate::mark::{self, MARK_BYTES_MAX};
@@ -134,11 +135,13 @@ impl Sealed {
 }
 
 struct Tables {
+    shard: u16,
     units: UnitRing,
     queues: QueueTable,
     offsets: OffsetTable,
     delay: DelayLevels,
     pop: PopTable,
+    halves: HalfTable,
     keys: VecDeque<KeyEntry>,
     events: VecDeque<(u64, Vec<u8>)>,
     last_store_timestamp: i64,
@@ -149,11 +152,13 @@ impl Tables {
         let mut queues = QueueTable::default();
         let delay = DelayLevels::new(&config.delay_levels_ms, &mut queues);
         Self {
+            shard: config.number,
             units: UnitRing::new(config.units_max),
             queues,
             offsets: OffsetTable::default(),
             delay,
             pop: PopTable::default(),
+            halves: HalfTable::default(),
             keys: VecDeque::with_capacity(config.units_max),
             events: VecDeque::with_capacity(4096),
             last_store_timestamp: 0,
@@ -190,6 +195,9 @@ impl Tables {
                 }
             }
             Event::EndMark { .. } => {}
+            Event::HalfOpened { .. } | Event::HalfEnded { .. } | Event::HalfChecked { .. } => {
+                self.halves.apply(event, position);
+            }
         }
     }
 
@@ -242,6 +250,12 @@ impl Tables {
                 None => tracing::warn!(position, "internal record of an unknown kind left out"),
             }
             return Ok(());
+        }
+        if let Some(event) = half::told_by(view, self.shard) {
+            self.halves.apply(&event, position);
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            self.events.push_back((position, bytes));
         }
         let index = self
             .queues
@@ -720,6 +734,7 @@ impl<S: Storage> Recovered<S> {
             offsets: self.tables.offsets,
             delay: self.tables.delay,
             pop: self.tables.pop,
+            halves: self.tables.halves,
             keys: self.tables.keys,
             events: self.tables.events,
             runs,

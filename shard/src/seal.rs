@@ -245,6 +245,11 @@ impl Build {
             last_timestamp: self.last_timestamp,
             ..RunMeta::default()
         };
+        let told = events
+            .iter()
+            .take((self.mark.events - self.from.events) as usize);
+        let mut told: Vec<(u64, Vec<u8>)> = told.cloned().collect();
+        crate::half::without_ended(&mut told, meta.start);
         let content = RunContent {
             meta,
             shard,
@@ -255,11 +260,7 @@ impl Build {
                 .take((self.mark.keys - self.from.keys) as usize)
                 .copied()
                 .collect(),
-            events: events
-                .iter()
-                .take((self.mark.events - self.from.events) as usize)
-                .cloned()
-                .collect(),
+            events: told,
         };
         (content, self.touched)
     }

@@ -15,10 +15,13 @@ use wire::message::{RecordError, RecordFields, properties};
 
 use crate::address;
 use crate::cold::ColdReads;
+use crate::counters::ShardCounters;
 use crate::delay::DelayLevels;
 use crate::error::Refusal;
 use crate::event::{EVENT_TOPIC, Event, encode_offset};
 use crate::io::Space;
+use crate::half::HalfTable;
+use crate::half_checks::Halves;
 use crate::log::Log;
 use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
@@ -155,29 +158,6 @@ pub struct Appended {
     pub store_timestamp: i64,
 }
 
-/// Counters of a shard since the start of the process.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct ShardCounters {
-    /// Messages appended.
-    pub put_messages: u64,
-    /// Bytes appended.
-    pub put_bytes: u64,
-    /// Appends refused.
-    pub put_refused: u64,
-    /// Delayed messages delivered.
-    pub delayed_delivered: u64,
-    /// Delayed messages dropped because their topic is gone.
-    pub delayed_dropped: u64,
-    /// Records found damaged when read.
-    pub damaged_records: u64,
-    /// Cold windows read from disk.
-    pub cold_windows: u64,
-    /// Segments prepared.
-    pub segments_prepared: u64,
-    /// Segments dropped by retention.
-    pub segments_dropped: u64,
-}
-
 /// What goes on failing while a disk is full, read-only or broken, said once and then rarely.
 #[derive(Default)]
 pub(crate) struct Failures {
@@ -204,6 +184,7 @@ pub struct Shard {
     pub(crate) delay: DelayLevels,
     pub(crate) pop: PopTable,
     pub(crate) pop_counters: PopCounters,
+    pub(crate) halves: Halves,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -243,6 +224,7 @@ pub(crate) struct ShardParts {
     pub(crate) offsets: OffsetTable,
     pub(crate) delay: DelayLevels,
     pub(crate) pop: PopTable,
+    pub(crate) halves: HalfTable,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -291,6 +273,7 @@ impl Shard {
             delay: parts.delay,
             pop: parts.pop,
             pop_counters: PopCounters::default(),
+            halves: Halves::new(parts.halves),
             keys: parts.keys,
             events: parts.events,
             runs: parts.runs,
@@ -401,6 +384,10 @@ impl Shard {
     /// Whether a batch of `count` records with `bytes` in all can be appended now.
     pub fn check_room(&self, count: u64, bytes: u64, now: Now) -> Result<(), Refusal> {
         self.check_disk()?;
+        self.check_tables(count, bytes, now)
+    }
+
+    fn check_tables(&self, count: u64, bytes: u64, now: Now) -> Result<(), Refusal> {
         if self.stopping {
             return Err(Refusal::Stopping {
                 shard: self.config.number,
@@ -425,8 +412,27 @@ impl Shard {
         result
     }
 
+    /// Appends a message that makes room: retention may go on only when it is stored, so that a
+    /// full file system is no reason to refuse it.
+    pub(crate) fn append_for_retention(
+        &mut self,
+        now: Now,
+        message: &NewMessage<'_>,
+    ) -> Result<Appended, Refusal> {
+        self.check_tables(1, 0, now)?;
+        self.append_unchecked(now, message)
+    }
+
     fn append_checked(&mut self, now: Now, message: &NewMessage<'_>) -> Result<Appended, Refusal> {
         self.check_room(1, 0, now)?;
+        self.append_unchecked(now, message)
+    }
+
+    fn append_unchecked(
+        &mut self,
+        now: Now,
+        message: &NewMessage<'_>,
+    ) -> Result<Appended, Refusal> {
         let shard = self.config.number;
         let queue = self.queues.get_mut(message.queue);
         let Some(queue) = queue.filter(|queue| !queue.removed) else {
@@ -680,6 +686,7 @@ impl Shard {
     /// One turn of the core's loop: everything that is due now.
     pub fn turn<D: Driver>(&mut self, now: Now, driver: &mut D) {
         self.deliver_due(now);
+        self.check_halves(now);
         let base = self.token(TokenKind::Log, 0);
         self.log.pump(now, driver, base);
         self.dispatch();
@@ -700,7 +707,8 @@ impl Shard {
         let log = self.log.deadline_us();
         let delay = self.delay_deadline_us(now);
         let pop = self.pop_deadline_us(now);
-        [work, retry, rebuild, space, log, delay, pop]
+        let halves = self.halves_deadline_us(now);
+        [work, retry, rebuild, space, log, delay, pop, halves]
             .into_iter()
             .flatten()
             .min()

@@ -9,7 +9,7 @@ use super::table::Table as _;
 use super::value::{BrokerRole, TlsMode};
 
 /// Keys that are read, checked, shown and without effect.
-const WITHOUT_EFFECT: [&str; 38] = [
+const WITHOUT_EFFECT: [&str; 34] = [
     "serverSocketBacklog",
     "serverSocketSndBufSize",
     "serverSocketRcvBufSize",
@@ -17,10 +17,6 @@ const WITHOUT_EFFECT: [&str; 38] = [
     "brokerHeartbeatInterval",
     "brokerNotActiveTimeoutMillis",
     "filterSupportRetry",
-    "transactionTimeOut",
-    "transactionCheckMax",
-    "transactionCheckInterval",
-    "rejectTransactionMessage",
     "timerMaxDelaySec",
     "timerPrecisionMs",
     "waitTimeMillsInPullQueue",

@@ -33,6 +33,7 @@ mod stats_requests;
 pub mod subscriptions;
 mod topic_requests;
 pub mod topics;
+pub mod transactions;
 
 #[cfg(test)]
 mod tests;
@@ -96,6 +97,8 @@ pub struct Control {
     modes: MessageRequestModeTable,
     relays: Relays,
     stats: Stats,
+    /// Questions about open transactions.
+    checks: transactions::CheckCounters,
     /// Topics of the broker's own, in this cluster and on this broker.
     system_topics: BTreeSet<String>,
     /// Topics whose settings were lost and are being made anew from the log.

@@ -33,6 +33,8 @@ pub const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
 pub const TRACE_TOPIC: &str = "RMQ_SYS_TRACE_TOPIC";
 /// Topic of half messages.
 pub const HALF_TOPIC: &str = "RMQ_SYS_TRANS_HALF_TOPIC";
+/// Group under which the progress of transactions is told.
+pub const TRANSACTION_GROUP: &str = "CID_RMQ_SYS_TRANS";
 /// Topic that marks half messages as finished.
 pub const OP_HALF_TOPIC: &str = "RMQ_SYS_TRANS_OP_HALF_TOPIC";
 /// Topic of half messages checked too often.
@@ -73,7 +75,7 @@ pub const SYSTEM_GROUPS: [&str; 8] = [
     "CID_ONSAPI_PULL",
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
+    TRANSACTION_GROUP,
 ];
 
 /// Whether a topic is one of the broker's own, whatever cluster it is in.

@@ -209,6 +209,13 @@ impl Control {
             put(table, &format!("{name}ThreadPoolQueueCapacity"), capacity);
             put(table, &format!("{name}ThreadPoolQueueHeadWaitTimeMills"), 0);
         }
+        let open: u64 = stores(reports).map(|store| store.transactions_open).sum();
+        let oldest = stores(reports).map(|store| store.transaction_oldest_ms);
+        let oldest_ms = oldest.filter(|ms| *ms > 0).min();
+        put(table, "transactionsOpen", open);
+        put(table, "transactionOldestStoreTime", oldest_ms.unwrap_or(0));
+        put(table, "transactionChecksAsked", self.checks.asked);
+        put(table, "transactionChecksUnasked", self.checks.unasked);
         put(table, "EndTransactionQueueSize", 0);
         put(table, "EndTransactionThreadPoolQueueCapacity", 100_000);
         put(table, "parkedPulls", parked);

@@ -83,6 +83,7 @@ impl Control {
             modes: modes.unwrap_or_default(),
             relays: Relays::default(),
             stats: Stats::new(setup.boot_ms),
+            checks: super::transactions::CheckCounters::default(),
             system_topics: system_topics
                 .iter()
                 .map(|topic| topic.topic_name.clone())
@@ -102,6 +103,7 @@ impl Control {
                 control.topics.insert(topic);
             }
         }
+        control.place_transaction_topics(setup.shards);
         for group in names::SYSTEM_GROUPS {
             if !control.groups.has(group) {
                 control.groups.insert(SubscriptionGroupConfig::new(group));
@@ -109,6 +111,22 @@ impl Control {
         }
         let effects = control.announce_all(setup.now_ms)?;
         Ok((control, effects))
+    }
+
+    /// Each shard has a queue of its own for its half messages, and one for those given up.
+    fn place_transaction_topics(&mut self, shards: u16) {
+        for topic in [names::HALF_TOPIC, names::CHECK_MAX_TOPIC] {
+            let count = i32::from(shards);
+            let read_write = PERM_READ | PERM_WRITE;
+            let known = self.topics.get(topic).map(|placed| placed.config.clone());
+            let mut config = known.unwrap_or_else(|| TopicConfig::new(topic, count, read_write));
+            config.read_queue_nums = config.read_queue_nums.max(count);
+            config.write_queue_nums = config.write_queue_nums.max(count);
+            self.topics.insert(config);
+            for shard in 0..shards {
+                self.topics.set_place(topic, i32::from(shard), shard);
+            }
+        }
     }
 
     fn announce_all(&mut self, now_ms: i64) -> Result<Vec<Effect>, ControlError> {
@@ -157,7 +175,6 @@ fn system_topics(config: &Config) -> Vec<TopicConfig> {
             "{}SYNC_BROKER_MEMBER_{broker}",
             names::SYSTEM_PREFIX
         )),
-        one(names::HALF_TOPIC),
         one(names::OP_HALF_TOPIC),
     ];
     if config.auto_create_topic {

@@ -146,6 +146,7 @@ impl State {
             }
             request::POLLING_INFO => self.on_polling_info(origin, &reply, header, whole),
             request::CONSUMER_SEND_MSG_BACK => self.on_send_back(origin, &reply, header, whole),
+            request::END_TRANSACTION => self.on_end_transaction(origin, &reply, header, whole),
             request::VIEW_MESSAGE_BY_ID => self.on_view(origin, &reply, header, whole),
             _ => self.to_control(origin, whole),
         }
@@ -239,6 +240,9 @@ impl State {
             }
             MeshMessage::Change(change) => self.on_change(change),
             MeshMessage::Pop(message) => self.on_pop_message(message),
+            MeshMessage::CheckBack(check) => {
+                self.with_control(|control, _, effects| control.check_back(&check, effects));
+            }
             MeshMessage::Put(order) => self.on_put(*order),
             MeshMessage::SetOffsets { sets, reset } => self.on_set_offsets(&sets, reset),
             MeshMessage::Ask { gather, ask } => self.on_ask(from, gather, ask),
@@ -309,6 +313,7 @@ impl State {
             Change::Config(config) => {
                 self.hot = super::state::HotSettings::new(&config);
                 self.config = config;
+                self.set_half_limits();
             }
         }
     }

@@ -15,6 +15,8 @@ use super::back::BackOrder;
 use super::messages::{Ask, KeyQuery, MeshMessage, ReplyTo, Told};
 use super::report::{OffsetReport, QueueReport, Report, ReportQuery, StoreReport};
 use super::state::State;
+use super::transactions::CommitOrder;
+use crate::control::names::{HALF_TOPIC, TRANSACTION_GROUP};
 
 /// Mark of the tokens of questions (pulls have none of the two top bits).
 pub const ASK_TOKEN: u64 = 1 << 62;
@@ -63,6 +65,8 @@ pub enum Then {
     Pop(Box<super::pop::ColdPop>),
     /// Move on a message that was not acknowledged.
     Revive(super::pop::Revival),
+    /// Commit the record, a half message.
+    Commit(Box<CommitOrder>),
 }
 
 /// A question waiting for the disk.
@@ -136,6 +140,7 @@ impl State {
             (Then::Back(order), answer) => self.on_back_record(*order, answer),
             (Then::Pop(cold), answer) => self.on_cold_pop_answer(*cold, answer),
             (Then::Revive(revival), answer) => self.on_revival_read(revival, answer),
+            (Then::Commit(order), answer) => self.on_commit_record(*order, answer),
             (then, answer) => self.tell(then, answer),
         }
     }
@@ -300,10 +305,12 @@ impl State {
 
     fn report_offsets(&self, shard: &Shard, query: &ReportQuery, out: &mut Vec<OffsetReport>) {
         let group = query.group.as_deref();
+        self.report_half_progress(shard, query, out);
         for (topic, name, entry) in shard.offsets().iter() {
             let elsewhere = !self.lives_on(topic, entry.queue_id, shard.number());
             let asked = wants(query, topic) && group.is_none_or(|group| group == name);
-            if !asked || entry.offset < 0 || elsewhere {
+            let is_own = topic == HALF_TOPIC && name == TRANSACTION_GROUP;
+            if !asked || is_own || entry.offset < 0 || elsewhere {
                 continue;
             }
             let last_timestamp = shard.queues().find(topic, entry.queue_id).and_then(|at| {
@@ -324,6 +331,35 @@ impl State {
                 held_since_ms: held.oldest_pop_ms.unwrap_or(0),
             });
         }
+    }
+
+    /// How far transactions are done, told as RocketMQ tells it: as the offset of its own group.
+    fn report_half_progress(
+        &self,
+        shard: &Shard,
+        query: &ReportQuery,
+        out: &mut Vec<OffsetReport>,
+    ) {
+        let group = query.group.as_deref();
+        let asked = group.is_none_or(|group| group == TRANSACTION_GROUP);
+        let queue_id = i32::from(shard.number());
+        if !asked
+            || !wants(query, HALF_TOPIC)
+            || shard.queues().find(HALF_TOPIC, queue_id).is_none()
+        {
+            return;
+        }
+        out.push(OffsetReport {
+            group: TRANSACTION_GROUP.to_owned(),
+            topic: HALF_TOPIC.to_owned(),
+            queue_id,
+            offset: shard.halves_done_to() as i64,
+            pull_offset: -1,
+            last_timestamp: 0,
+            in_flight: 0,
+            held_from: None,
+            held_since_ms: 0,
+        });
     }
 
     /// Counters that are kept per core go with its first shard.
@@ -375,6 +411,7 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
     let (log, counters, number) = (shard.log(), shard.counters(), shard.number());
     let physical = |position| shard::address::physical(number, position);
     let space = shard.space();
+    let (transactions_open, transaction_oldest_ms) = shard.halves_open();
     StoreReport {
         shard: number,
         log_dir: shard.log_dir().display().to_string(),
@@ -393,6 +430,8 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
         parked_pulls: shard.parked_held() as u64,
         refusing: shard.refusing(),
         delayed: shard.delayed_pending(),
+        transactions_open,
+        transaction_oldest_ms: transaction_oldest_ms.unwrap_or(0),
         ..StoreReport::default()
     }
 }

@@ -13,6 +13,7 @@ use super::report::{Report, ReportQuery};
 use crate::config::Config;
 use crate::control::effects::{ClientLink, OffsetSet, Origin, PlacedTopic};
 use crate::control::subscriptions::GroupSubscriptions;
+use crate::control::transactions::CheckBack;
 
 /// How to answer one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,6 +182,8 @@ pub enum MeshMessage {
     Change(Change),
     /// About POP.
     Pop(super::pop::PopMessage),
+    /// A question to a producer about an open transaction.
+    CheckBack(Box<CheckBack>),
     /// A message to store.
     Put(Box<PutOrder>),
     /// Set offsets; with `reset`, the next pull starts there.

@@ -153,6 +153,24 @@ figures! {
         delayed_delivered: counter = "pinion_delayed_delivered_total",
         /// Delayed messages dropped because their topic is gone.
         delayed_dropped: counter = "pinion_delayed_dropped_total",
+        /// Open transactions.
+        transactions_open: gauge = "pinion_transactions_open",
+        /// Age of the oldest open transaction in milliseconds.
+        transaction_oldest_ms: gauge = "pinion_transaction_oldest_ms",
+        /// Half messages stored.
+        halves_stored: counter = "pinion_half_messages_total",
+        /// Half messages refused because too many transactions were open.
+        halves_refused: counter = "pinion_half_messages_refused_total",
+        /// Transactions committed.
+        halves_committed: counter = "pinion_transactions_committed_total",
+        /// Transactions rolled back.
+        halves_rolled_back: counter = "pinion_transactions_rolled_back_total",
+        /// Questions to producers about open transactions.
+        halves_checked: counter = "pinion_transaction_checks_total",
+        /// Transactions given up after transactionCheckMax questions.
+        halves_given_up: counter = "pinion_transactions_given_up_total",
+        /// Half messages dropped because their topic is gone or their record was damaged.
+        halves_dropped: counter = "pinion_half_messages_dropped_total",
         /// Records that were damaged when read; left out of answers.
         damaged_records: counter = "pinion_damaged_records_total",
         /// Windows of older data read from the disk.
@@ -441,6 +459,20 @@ fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigu
     );
     set(&place.delayed_delivered, counters.delayed_delivered);
     set(&place.delayed_dropped, counters.delayed_dropped);
+    let (open, oldest_ms) = shard.halves_open();
+    let age_ms = oldest_ms.map_or(0, |stored_ms| now.wall_ms.saturating_sub(stored_ms));
+    set(&place.transactions_open, open);
+    set(
+        &place.transaction_oldest_ms,
+        u64::try_from(age_ms).unwrap_or(0),
+    );
+    set(&place.halves_stored, counters.halves_stored);
+    set(&place.halves_refused, counters.halves_refused);
+    set(&place.halves_committed, counters.halves_committed);
+    set(&place.halves_rolled_back, counters.halves_rolled_back);
+    set(&place.halves_checked, counters.halves_checked);
+    set(&place.halves_given_up, counters.halves_given_up);
+    set(&place.halves_dropped, counters.halves_dropped);
     set(&place.damaged_records, counters.damaged_records);
     set(&place.cold_windows, counters.cold_windows);
     set(&place.segments_prepared, counters.segments_prepared);

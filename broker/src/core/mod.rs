@@ -33,6 +33,7 @@ pub mod start;
 pub mod state;
 pub mod store;
 pub mod threads;
+mod transactions;
 pub mod turn;
 pub mod unique;
 

@@ -123,6 +123,10 @@ pub struct StoreReport {
     pub refusing: Option<String>,
     /// Delayed messages not yet delivered, by level (1-based level, count).
     pub delayed: Vec<(i32, u64)>,
+    /// Open transactions.
+    pub transactions_open: u64,
+    /// Store time of the oldest open half message in milliseconds, 0 without one.
+    pub transaction_oldest_ms: i64,
     /// Messages put per topic since the start: (topic, messages, bytes).
     pub topic_put: Vec<(String, u64, u64)>,
     /// Messages got per (topic, group) since the start: (topic, group, messages, bytes).

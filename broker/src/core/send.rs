@@ -22,20 +22,20 @@ use crate::control::names;
 
 /// What the properties of a message ask the broker for.
 #[derive(Clone, Copy, Default)]
-struct Wishes {
+pub(super) struct Wishes {
     delay_level: i32,
-    tags_code: i64,
-    transaction: bool,
+    pub(super) tags_code: i64,
+    pub(super) transaction: bool,
     timer: bool,
-    unique: Option<(usize, usize)>,
-    keys: Option<(usize, usize)>,
+    pub(super) unique: Option<(usize, usize)>,
+    pub(super) keys: Option<(usize, usize)>,
 }
 
 /// A request and where it goes.
-struct Target {
-    local: usize,
-    queue: QueueIndex,
-    queue_id: i32,
+pub(super) struct Target {
+    pub(super) local: usize,
+    pub(super) queue: QueueIndex,
+    pub(super) queue_id: i32,
 }
 
 fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
@@ -45,7 +45,7 @@ fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
     )
 }
 
-fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
+pub(super) fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
     stored.get(at..at + len).unwrap_or_default()
 }
 
@@ -81,9 +81,10 @@ fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
                 "message {count} of the batch: properties over {PROPERTIES_BYTES_MAX} bytes"
             ));
         }
-        if wishes(message.properties).delay_level > 0 {
+        let found = wishes(message.properties);
+        if found.delay_level > 0 || found.transaction {
             return Err(format!(
-                "message {count} of the batch is delayed; send it alone"
+                "message {count} of the batch is delayed or a half message; send it alone"
             ));
         }
         count += 1;
@@ -94,6 +95,10 @@ fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
     } else {
         Ok((count, bytes))
     }
+}
+
+fn is_prepared(request: &SendRequest<'_>) -> bool {
+    sysflag::transaction_type(request.sys_flag) == sysflag::TRANSACTION_PREPARED
 }
 
 fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
@@ -200,9 +205,8 @@ impl State {
         if is_batch && topic.starts_with(names::RETRY_PREFIX) {
             return illegal("a batch cannot be sent to a retry topic".to_owned());
         }
-        if sysflag::transaction_type(request.sys_flag) == sysflag::TRANSACTION_PREPARED {
-            let remark = "transactional messages are not supported by this version".to_owned();
-            return Err((response::NO_PERMISSION, remark));
+        if is_batch && is_prepared(request) {
+            return illegal("a batch cannot be a half message".to_owned());
         }
         Ok(())
     }
@@ -254,9 +258,6 @@ impl State {
         if found.timer {
             return Err("timer messages are not supported by this version".to_owned());
         }
-        if found.transaction {
-            return Err("transactional messages are not supported by this version".to_owned());
-        }
         if found.unique.is_none() {
             let unique = super::unique::append_unique_key(stored, self.store_host, self.now);
             found.unique = Some(unique);
@@ -279,6 +280,11 @@ impl State {
                 return Ok(());
             }
         };
+        // What a consumer sends back for a later try is no half message any more.
+        let comes_again = request.reconsume_times > 0 && found.delay_level > 0;
+        if (found.transaction || is_prepared(request)) && !comes_again {
+            return self.append_half(origin, reply, request, body, target, &found);
+        }
         let stored = &mut self.scratch.properties;
         let Some(shard) = self
             .shards
@@ -320,16 +326,23 @@ impl State {
             shard.append(self.now, &message)?
         };
         self.count_put(target, 1, body.len());
+        self.finish_single(reply, target, &appended, &found);
+        Ok(())
+    }
+
+    /// Answers a single message, whose properties are in the scratch.
+    pub(super) fn finish_single(
+        &mut self,
+        reply: &ReplyTo,
+        target: &Target,
+        appended: &Appended,
+        found: &Wishes,
+    ) {
         let ids = &mut self.scratch.ids;
         ids.clear();
         ids::offset_msg_id(ids, self.store_host, appended.physical_offset);
-        self.finish_send(
-            reply,
-            target,
-            &appended,
-            Some(found.unique.unwrap_or_default()),
-        );
-        Ok(())
+        let unique = Some(found.unique.unwrap_or_default());
+        self.finish_send(reply, target, appended, unique);
     }
 
     fn append_batch(

@@ -137,6 +137,8 @@ pub struct Scratch {
     pub chosen: Vec<shard::units::Unit>,
     /// Tag hashes.
     pub codes: Vec<i64>,
+    /// Half message in hand.
+    pub half: Vec<u8>,
     /// Message ids.
     pub ids: Vec<u8>,
     /// Woken pulls.

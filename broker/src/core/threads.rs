@@ -568,6 +568,7 @@ fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
     for change in changes {
         state.on_change(change);
     }
+    state.set_half_limits();
     state.begin_control();
     Ok(Core {
         driver,

@@ -328,6 +328,10 @@ impl State {
         self.scratch.woken = woken;
         self.scratch.answers = answers;
         self.pop_after_shard_turn(index);
+        let checks = |local: &super::state::LocalShard| local.shard.has_half_checks();
+        if self.shards.get(index).is_some_and(checks) {
+            self.send_half_checks(index);
+        }
     }
 
     /// Lets answers go whose messages the watermark has passed.

@@ -125,13 +125,14 @@ fn events_text(events: &EventReport, out: &mut String) {
     let _ = writeln!(
         out,
         "  internal records: {} offsets, {} of delay levels, {} of POP, {} removals, \
-         {} end marks, {} queue ends",
+         {} end marks, {} queue ends, {} of transactions",
         events.offsets,
         events.delay_progress,
         events.pop,
         events.removals,
         events.end_marks,
-        events.queue_ends
+        events.queue_ends,
+        events.transactions
     );
 }
 
@@ -232,6 +233,7 @@ fn shard_json(shard: &ShardReport, facts: &StoreFacts) -> Value {
             "removals": shard.events.removals,
             "endMarks": shard.events.end_marks,
             "queueEnds": shard.events.queue_ends,
+            "transactions": shard.events.transactions,
         },
         "buffer": buffer,
         "queues": queues.collect::<Vec<Value>>(),

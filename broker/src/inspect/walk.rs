@@ -86,6 +86,8 @@ pub struct EventReport {
     pub end_marks: u64,
     /// Ends of queues noted down by retention.
     pub queue_ends: u64,
+    /// Roll-backs and questions of transactions.
+    pub transactions: u64,
 }
 
 /// What was found in a shard.
@@ -508,6 +510,9 @@ impl<'a> Walker<'a> {
             Some(Event::Offset { .. }) => events.offsets += 1,
             Some(Event::DelayProgress { .. }) => events.delay_progress += 1,
             Some(Event::Pop(_)) => events.pop += 1,
+            Some(
+                Event::HalfOpened { .. } | Event::HalfEnded { .. } | Event::HalfChecked { .. },
+            ) => events.transactions += 1,
             Some(Event::GroupRemoved { .. }) => events.removals += 1,
             Some(Event::TopicRemoved { topic }) => {
                 events.removals += 1;

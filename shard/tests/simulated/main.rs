@@ -11,6 +11,7 @@
 
 mod check;
 mod faults;
+mod halves;
 mod kept;
 mod model;
 mod points;

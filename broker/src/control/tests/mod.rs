@@ -7,6 +7,7 @@ mod offsets;
 mod origins;
 mod relays;
 mod tables;
+mod transactions;
 
 use std::net::SocketAddr;
 

@@ -50,6 +50,7 @@ fn a_start_announces_every_topic_and_group_after_saving_them() {
         "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
         "rmq_sys_wheel_timer",
     ] {
         assert!(told.contains(&topic), "{topic} in {told:?}");
