@@ -97,7 +97,10 @@ fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
 }
 
 fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
-    if header.code == request::SEND_MESSAGE {
+    if matches!(
+        header.code,
+        request::SEND_MESSAGE | request::SEND_REPLY_MESSAGE
+    ) {
         SendRequest::decode_long(&header.ext)
     } else {
         SendRequest::decode_short(&header.ext)
