@@ -11,6 +11,8 @@
 mod lookup;
 mod windows;
 
+pub use lookup::KeyQuestion;
+
 use std::collections::VecDeque;
 
 use wire::message::{MAGIC_V1, MAGIC_V2, RecordView, peek_len};
@@ -22,7 +24,7 @@ use crate::half_checks::HALF_TOKEN;
 use crate::io::BLOCK_BYTES;
 use crate::queue::QueueIndex;
 use crate::runtime::{COLD_SLOT_BYTES, Driver, FileId, SlotId};
-use crate::select::{PullLimits, Selection};
+use crate::select::{PullLimits, Selection, Wanted};
 use crate::shard::Shard;
 use crate::units::Unit;
 
@@ -30,6 +32,13 @@ use crate::units::Unit;
 pub const JOBS_ACTIVE_MAX: usize = 8;
 /// Jobs one shard holds; beyond that a question is refused.
 pub const JOBS_MAX: usize = 16_384;
+/// Bytes of records one pull with a filter looks at, so that one that matches little does not keep
+/// others from the disk.
+pub const FILTERED_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Records a job looks at before others have their turn.
+const RECORDS_PER_TURN: usize = 256;
+/// Records a look-up by key looks at; beyond that it answers with what it has found.
+pub const KEY_RECORDS_MAX: usize = 200_000;
 /// Window loads in flight per shard.
 pub const LOADS_IN_FLIGHT_MAX: usize = 4;
 
@@ -44,8 +53,8 @@ pub enum Question {
         queue: QueueIndex,
         /// First offset.
         offset: i64,
-        /// Tag hashes wanted.
-        codes: Option<Box<[i64]>>,
+        /// Messages wanted.
+        wanted: Wanted,
         /// Limits.
         limits: PullLimits,
     },
@@ -59,17 +68,6 @@ pub enum Question {
         /// Their units.
         units: Vec<Unit>,
     },
-    /// Records with a key.
-    Key {
-        /// Hash of topic and key.
-        hash: u64,
-        /// Only records stored at or after this time in milliseconds.
-        from_ms: i64,
-        /// Only records stored at or before this time in milliseconds.
-        to_ms: i64,
-        /// Candidates to look at, newest first.
-        candidates_max: usize,
-    },
     /// Units of a queue, as many as one look finds.
     Units {
         /// Queue.
@@ -79,6 +77,8 @@ pub enum Question {
         /// Units at most.
         units_max: usize,
     },
+    /// Records with a key, newest first.
+    Key(KeyQuestion),
     /// An offset by store time.
     Time {
         /// Queue.
@@ -124,10 +124,8 @@ enum Stage {
         selection: Selection,
     },
     KeyBlocks {
-        runs: Vec<u64>,
         next: usize,
         in_run: Vec<i64>,
-        found: Vec<i64>,
     },
     Search {
         low: i64,
@@ -141,6 +139,12 @@ struct Job {
     question: Question,
     stage: Stage,
     records: Vec<Vec<u8>>,
+    /// Bytes of `records`.
+    bytes: usize,
+    /// Runs whose keys are still to be looked at, oldest first.
+    key_runs: Vec<u64>,
+    /// Records looked at so far.
+    looked_at: usize,
     waits_for: Option<u64>,
     /// Whether it waits for the window of that load, or only for a place among the loads.
     waits_for_place: bool,
@@ -177,6 +181,8 @@ struct Need {
 /// Why a job cannot go on now, or at all.
 enum Halt {
     Need(Need),
+    /// Nothing is missing, but others want their turn.
+    Later,
     Failed(String),
 }
 
@@ -197,6 +203,70 @@ pub struct ColdReads {
 enum Step {
     Done(Answer),
     Need(Need),
+    Later,
+}
+
+impl Job {
+    fn is_answered(&self, query: &KeyQuestion) -> bool {
+        self.records.len() >= query.records_max || self.looked_at > KEY_RECORDS_MAX
+    }
+
+    /// Whether older runs may hold more records with the key.
+    fn has_more_runs(&self) -> bool {
+        match &self.question {
+            Question::Key(query) => !self.is_answered(query) && !self.key_runs.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Whether a record is one that was asked for.
+    fn is_wanted(&self, record: &[u8]) -> bool {
+        match &self.question {
+            Question::Pull { wanted, .. } => wanted.takes_record(record),
+            Question::Key(query) => query.takes(record),
+            _ => true,
+        }
+    }
+
+    /// Whether a record is one too many. Only filters and keys do not tell beforehand how many
+    /// there will be.
+    fn is_full(&self, record: &[u8]) -> bool {
+        let (wanted, limits) = match &self.question {
+            Question::Pull { wanted, limits, .. } => (wanted, limits),
+            Question::Key(query) => return self.is_answered(query),
+            _ => return false,
+        };
+        let has_room = self.records.len() < limits.messages_max
+            && self.bytes + record.len() <= limits.bytes_max;
+        matches!(wanted, Wanted::Matching(_))
+            && !has_room
+            && !self.records.is_empty()
+            && wanted.takes_record(record)
+    }
+}
+
+/// What units are looked at for a pull: with a filter all of a stretch, else those wanted.
+fn candidates(wanted: Wanted, limits: PullLimits) -> (Wanted, PullLimits) {
+    match wanted {
+        Wanted::Matching(_) => {
+            let all = PullLimits {
+                messages_max: crate::select::SCAN_UNITS_MAX as usize,
+                bytes_max: FILTERED_BYTES_MAX,
+            };
+            (Wanted::All, all)
+        }
+        other => (other, limits),
+    }
+}
+
+/// A selection without its last units, which follow each other.
+fn before(selection: Selection, units: usize) -> Selection {
+    match selection {
+        Selection::Chosen { next_offset } => Selection::Chosen {
+            next_offset: next_offset - units as u64,
+        },
+        other => other,
+    }
 }
 
 impl ColdReads {
@@ -243,6 +313,9 @@ impl Shard {
             question,
             stage: Stage::Begin,
             records: Vec::new(),
+            bytes: 0,
+            key_runs: Vec::new(),
+            looked_at: 0,
             waits_for: None,
             waits_for_place: false,
             failed: None,
@@ -281,8 +354,10 @@ impl Shard {
                         self.cold.answer(job.token, answer);
                         finished = true;
                     }
-                    Step::Need(need) => {
-                        self.load(&mut job, need, driver);
+                    waits => {
+                        if let Step::Need(need) = waits {
+                            self.load(&mut job, need, driver);
+                        }
                         self.cold.active.push(job);
                         let last = self.cold.active.len() - 1;
                         self.cold.active.swap(index, last);
@@ -322,18 +397,14 @@ impl Shard {
                     partial,
                     selection,
                 } => self.copy(job, units, partial, selection, driver),
-                Stage::KeyBlocks {
-                    runs,
-                    next,
-                    in_run,
-                    found,
-                } => self.key_blocks(job, (runs, next, in_run, found), driver),
+                Stage::KeyBlocks { next, in_run } => self.key_blocks(job, next, in_run, driver),
                 Stage::Search { low, high, first } => self.search(job, low, high, first, driver),
             };
             match result {
                 Ok(Some(answer)) => return Step::Done(answer),
                 Ok(None) => {}
                 Err(Halt::Need(need)) => return Step::Need(need),
+                Err(Halt::Later) => return Step::Later,
                 Err(Halt::Failed(reason)) => return Step::Done(Answer::Failed(reason)),
             }
         }
@@ -344,16 +415,16 @@ impl Shard {
             Question::Pull {
                 queue,
                 offset,
-                codes,
+                wanted,
                 limits,
             } => {
                 let (mut scratch, mut units) = (Vec::new(), Vec::new());
-                let codes = codes.as_deref();
+                let (wanted, limits) = candidates(wanted, limits);
                 let mut selection =
-                    self.select(queue, offset, codes, limits, &mut scratch, &mut units);
+                    self.select(queue, offset, &wanted, limits, &mut scratch, &mut units);
                 if selection == Selection::OnDisk {
                     selection =
-                        self.select_on_disk(queue, offset, codes, limits, driver, &mut units)?;
+                        self.select_on_disk(queue, offset, &wanted, limits, driver, &mut units)?;
                 }
                 job.stage = Stage::Units { units, selection };
             }
@@ -373,12 +444,6 @@ impl Shard {
                     selection: Selection::Empty,
                 };
             }
-            Question::Key {
-                hash,
-                from_ms,
-                to_ms,
-                ..
-            } => job.stage = self.recent_keys(hash, from_ms, to_ms),
             Question::Units {
                 queue,
                 offset,
@@ -387,6 +452,7 @@ impl Shard {
                 let units = self.find_units(queue, offset, units_max, driver)?;
                 return Ok(Some(Answer::Units(units)));
             }
+            Question::Key(query) => self.recent_keys(job, &query),
             Question::Time {
                 queue,
                 timestamp,
@@ -432,14 +498,14 @@ impl Shard {
         &mut self,
         queue: QueueIndex,
         offset: i64,
-        codes: Option<&[i64]>,
+        wanted: &Wanted,
         limits: PullLimits,
         driver: &D,
         out: &mut Vec<Unit>,
     ) -> Result<Selection, Halt> {
-        let count = match codes {
-            None => limits.messages_max as u64,
-            Some(_) => crate::select::SCAN_UNITS_MAX,
+        let count = match wanted {
+            Wanted::All => limits.messages_max as u64,
+            _ => crate::select::SCAN_UNITS_MAX,
         };
         let scanned = self.disk_units(queue, offset, count.max(1), driver)?;
         if scanned.is_empty() {
@@ -448,7 +514,7 @@ impl Shard {
             let next_offset = min_offset.max(offset as u64 + 1);
             return Ok(Selection::NoneMatched { next_offset });
         }
-        let next_offset = crate::select::choose(&scanned, offset as u64, codes, limits, out);
+        let next_offset = crate::select::choose(&scanned, offset as u64, wanted, limits, out);
         Ok(if out.is_empty() {
             Selection::NoneMatched { next_offset }
         } else {
@@ -520,17 +586,36 @@ impl Shard {
         job: &mut Job,
         mut units: VecDeque<Unit>,
         mut partial: Vec<u8>,
-        selection: Selection,
+        mut selection: Selection,
         driver: &D,
     ) -> Result<Option<Answer>, Halt> {
+        let turn_end = job.looked_at + RECORDS_PER_TURN;
         while let Some(unit) = units.front().copied() {
+            if job.looked_at >= turn_end {
+                job.stage = Stage::Copy {
+                    units,
+                    partial,
+                    selection,
+                };
+                return Err(Halt::Later);
+            }
             match self.copy_record(&unit, &mut partial, driver) {
-                Ok(whole) => {
-                    units.pop_front();
-                    let record = std::mem::take(&mut partial);
-                    if whole {
-                        job.records.push(record);
+                Ok(true) => {
+                    job.looked_at += 1;
+                    if job.is_full(&partial) {
+                        selection = before(selection, units.len());
+                        break;
                     }
+                    units.pop_front();
+                    if job.is_wanted(&partial) {
+                        job.bytes += partial.len();
+                        job.records.push(std::mem::take(&mut partial));
+                    }
+                    partial.clear();
+                }
+                Ok(false) => {
+                    units.pop_front();
+                    partial.clear();
                 }
                 Err(halt) => {
                     job.stage = Stage::Copy {
@@ -542,22 +627,26 @@ impl Shard {
                 }
             }
         }
+        if job.has_more_runs() {
+            let (next, in_run) = (0, Vec::new());
+            job.stage = Stage::KeyBlocks { next, in_run };
+            return Ok(None);
+        }
         let records = std::mem::take(&mut job.records);
         Ok(Some(match &job.question {
-            Question::Pull { .. } => {
+            Question::Pull { wanted, .. } => {
                 let messages = records.len();
+                let is_filtered = matches!(wanted, Wanted::Matching(_));
                 Answer::Pull {
-                    selection,
+                    selection: match selection {
+                        Selection::Chosen { next_offset } if is_filtered && messages == 0 => {
+                            Selection::NoneMatched { next_offset }
+                        }
+                        other => other,
+                    },
                     bytes: records.concat(),
                     messages,
                 }
-            }
-            Question::Key { from_ms, to_ms, .. } => {
-                let wanted = |record: &Vec<u8>| {
-                    RecordView::parse(record)
-                        .is_ok_and(|view| (*from_ms..=*to_ms).contains(&view.store_timestamp()))
-                };
-                Answer::Records(records.into_iter().filter(wanted).collect())
             }
             _ => Answer::Records(records),
         }))

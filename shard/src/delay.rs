@@ -16,7 +16,7 @@ use crate::error::Refusal;
 use crate::event::Event;
 use crate::queue::QueueIndex;
 use crate::runtime::Now;
-use crate::select::{PullLimits, Selection};
+use crate::select::{PullLimits, Selection, Wanted};
 use crate::shard::{Appended, NewMessage, Shard};
 use crate::units::Unit;
 
@@ -201,7 +201,14 @@ impl Shard {
         let mut scratch = std::mem::take(&mut self.delay.scratch);
         let mut units = std::mem::take(&mut self.delay.units);
         let offset = delivered as i64;
-        let selection = self.select(queue, offset, None, limits, &mut scratch, &mut units);
+        let selection = self.select(
+            queue,
+            offset,
+            &Wanted::All,
+            limits,
+            &mut scratch,
+            &mut units,
+        );
         let in_ring = matches!(selection, Selection::Chosen { .. }) && self.all_in_ring(&units);
         let due_ms = units.first().map_or(0, |unit| unit.tags_code);
         let mut bytes = std::mem::take(&mut self.delay.bytes);
@@ -217,7 +224,7 @@ impl Shard {
                 let question = Question::Pull {
                     queue,
                     offset,
-                    codes: None,
+                    wanted: Wanted::All,
                     limits,
                 };
                 let reading = self.ask(DELAY_TOKEN | index as u64, question);

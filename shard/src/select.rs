@@ -3,6 +3,8 @@
 //! Invariant: only offsets below `readable` are looked at, and a selection names the next offset so
 //! that no offset is ever passed over unseen.
 
+use wire::message::filter::Filter;
+
 use crate::queue::QueueIndex;
 use crate::shard::Shard;
 use crate::units::Unit;
@@ -11,7 +13,38 @@ use crate::units::Unit;
 /// units).
 pub const SCAN_UNITS_MAX: u64 = 800;
 
-/// Which messages a pull wants.
+/// Which messages a reader wants.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wanted {
+    /// All of them.
+    All,
+    /// Those whose tag hash is one of these.
+    Tags(Box<[i64]>),
+    /// Those whose properties match.
+    Matching(Filter),
+}
+
+impl Wanted {
+    /// Whether the unit alone does not rule the message out.
+    #[must_use]
+    pub fn takes_unit(&self, unit: &Unit) -> bool {
+        match self {
+            Self::Tags(hashes) => hashes.contains(&unit.tags_code),
+            Self::All | Self::Matching(_) => true,
+        }
+    }
+
+    /// Whether the record, whose unit was taken, is wanted.
+    #[must_use]
+    pub fn takes_record(&self, record: &[u8]) -> bool {
+        match self {
+            Self::Matching(filter) => filter.matches_record(record),
+            Self::All | Self::Tags(_) => true,
+        }
+    }
+}
+
+/// How much a reader takes at once.
 #[derive(Clone, Copy, Debug)]
 pub struct PullLimits {
     /// Messages at most.
@@ -51,14 +84,14 @@ pub enum Selection {
 pub(crate) fn choose(
     scanned: &[Unit],
     first_offset: u64,
-    codes: Option<&[i64]>,
+    wanted: &Wanted,
     limits: PullLimits,
     out: &mut Vec<Unit>,
 ) -> u64 {
     let mut bytes = 0;
     let mut next = first_offset;
     for unit in scanned {
-        if codes.is_none_or(|codes| codes.contains(&unit.tags_code)) {
+        if wanted.takes_unit(unit) {
             let size = unit.size as usize;
             let full = out.len() >= limits.messages_max || bytes + size > limits.bytes_max;
             if full && !out.is_empty() {
@@ -82,13 +115,13 @@ impl Shard {
             .map(|q| (q.min_offset, q.readable))
     }
 
-    /// Chooses the units of a pull. `codes` are the tag hashes wanted, `None` for all; `scratch`
-    /// and `out` are cleared first.
+    /// Chooses the units of a pull; `scratch` and `out` are cleared first. A filter needs the
+    /// records: those that have left the write buffer are for a cold job.
     pub fn select(
         &self,
         index: QueueIndex,
         offset: i64,
-        codes: Option<&[i64]>,
+        wanted: &Wanted,
         limits: PullLimits,
         scratch: &mut Vec<Unit>,
         out: &mut Vec<Unit>,
@@ -118,18 +151,58 @@ impl Shard {
         if offset < queue.ring_first_offset {
             return Selection::OnDisk;
         }
-        let wanted = match codes {
-            None => limits.messages_max as u64,
-            Some(_) => SCAN_UNITS_MAX.max(limits.messages_max as u64),
+        let count = match wanted {
+            Wanted::All => limits.messages_max as u64,
+            _ => SCAN_UNITS_MAX.max(limits.messages_max as u64),
         };
-        let last = queue.readable.min(offset.saturating_add(wanted.max(1))) - 1;
+        let last = queue.readable.min(offset.saturating_add(count.max(1))) - 1;
         if !self
             .units
             .collect(self.newest_slot(index), offset, last, scratch)
         {
             return Selection::OnDisk;
         }
-        let next_offset = choose(scratch, offset, codes, limits, out);
+        if let Wanted::Matching(filter) = wanted {
+            return self.match_in_ring(scratch, offset, filter, limits, out);
+        }
+        let next_offset = choose(scratch, offset, wanted, limits, out);
+        if out.is_empty() {
+            Selection::NoneMatched { next_offset }
+        } else {
+            Selection::Chosen { next_offset }
+        }
+    }
+
+    /// Takes units in order whose records match, as far as the write buffer holds the records.
+    fn match_in_ring(
+        &self,
+        scanned: &[Unit],
+        first_offset: u64,
+        filter: &Filter,
+        limits: PullLimits,
+        out: &mut Vec<Unit>,
+    ) -> Selection {
+        let (mut next_offset, mut bytes) = (first_offset, 0);
+        for unit in scanned {
+            let size = unit.size as usize;
+            let record = crate::address::split(unit.physical_offset)
+                .and_then(|(_, position)| self.log.in_ring(position, size));
+            let Some(record) = record else {
+                if next_offset == first_offset {
+                    return Selection::OnDisk;
+                }
+                break;
+            };
+            if filter.matches_record(record) {
+                let full = out.len() >= limits.messages_max || bytes + size > limits.bytes_max;
+                if full && !out.is_empty() {
+                    break;
+                }
+                bytes += size;
+                out.push(*unit);
+            }
+            next_offset += 1;
+        }
         if out.is_empty() {
             Selection::NoneMatched { next_offset }
         } else {

@@ -107,8 +107,10 @@ settings_table! {
     "traceTopicEnable" => trace_topic: bool = false, Start;
     /// Name of the trace topic.
     "msgTraceTopicName" => trace_topic_name: Name = name("RMQ_SYS_TRACE_TOPIC".to_owned()), Start;
+    /// Stores reply messages besides pushing them to the requester.
+    "storeReplyMessageEnable" => store_replies: bool = true, Live;
     /// Allows SQL92 filters.
-    "enablePropertyFilter" => property_filter: bool = false, Live;
+    "enablePropertyFilter" => property_filter: bool = true, Live;
     /// Applies SQL92 filters to retry topics too.
     "filterSupportRetry" => filter_retry: bool = false, Live;
     /// Tells consumers at once when their group changes.

@@ -11,7 +11,7 @@ use wire::frame::Serialization;
 
 use super::answer::Refusal;
 use super::effects::{ClientLink, Origin};
-use super::members::{ConsumerGroup, Membership};
+use super::members::{Conflict, ConsumerGroup, Membership};
 use super::subscriptions::GroupSubscriptions;
 
 /// Most registrations (one per connection and group).
@@ -24,6 +24,8 @@ pub const CLIENT_SILENCE_MS: i64 = 120_000;
 pub const PULL_ONLY_MS: i64 = 600_000;
 /// Most subscriptions of consumers that only pull.
 pub const PULL_ONLY_MAX: usize = 100_000;
+/// Most conflicts between members told at once.
+pub const CONFLICTS_TOLD_MAX: usize = 1_000;
 /// Longest client id in bytes.
 pub const CLIENT_ID_BYTES_MAX: usize = 1_024;
 
@@ -69,6 +71,8 @@ pub struct Clients {
     consumers: HashMap<Arc<str>, ConsumerGroup>,
     producers: BTreeMap<Arc<str>, BTreeMap<ClientLink, Client>>,
     links: HashMap<ClientLink, LinkGroups>,
+    /// The connection over which a producer of that id was heard of last.
+    producer_ids: HashMap<String, ClientLink>,
     pull_only: HashMap<(String, String), i64>,
     registrations: usize,
     /// How often a registration was refused because [`REGISTRATIONS_MAX`] were kept.
@@ -88,9 +92,25 @@ impl Clients {
         self.consumers.iter()
     }
 
+    /// Members of groups that subscribe differently now, at most [`CONFLICTS_TOLD_MAX`].
+    pub fn conflicts_now(&self) -> Vec<(Arc<str>, Conflict)> {
+        let all = self.consumers.iter().flat_map(|(group, members)| {
+            let conflicts = members.conflicts().iter();
+            conflicts.map(|conflict| (Arc::clone(group), conflict.clone()))
+        });
+        all.take(CONFLICTS_TOLD_MAX).collect()
+    }
+
     /// Producers of a group.
     pub fn producers_of(&self, group: &str) -> Option<&BTreeMap<ClientLink, Client>> {
         self.producers.get(group)
+    }
+
+    /// A producer by its client id.
+    pub fn producer(&self, client_id: &str) -> Option<&Client> {
+        let link = self.producer_ids.get(client_id)?;
+        let group = self.links.get(link)?.producers.first()?;
+        self.producers.get(group)?.get(link)
     }
 
     /// All producer groups.
@@ -121,6 +141,14 @@ impl Clients {
 
     /// Registers a producer or renews its registration.
     pub fn register_producer(&mut self, group: &str, client: Client) -> Result<(), Refusal> {
+        self.take_producer(group, client.clone())?;
+        if self.producer_ids.get(&client.client_id) != Some(&client.link) {
+            self.producer_ids.insert(client.client_id, client.link);
+        }
+        Ok(())
+    }
+
+    fn take_producer(&mut self, group: &str, client: Client) -> Result<(), Refusal> {
         if let Some(known) = self
             .producers
             .get_mut(group)
@@ -197,11 +225,18 @@ impl Clients {
         let Some(members) = self.producers.get_mut(group) else {
             return;
         };
-        if members.remove(&link).is_some() {
-            self.registrations -= 1;
-        }
+        let removed = members.remove(&link);
         if members.is_empty() {
             self.producers.remove(group);
+        }
+        let Some(client) = removed else {
+            return;
+        };
+        self.registrations -= 1;
+        let groups = self.links.get(&link);
+        let is_last = groups.is_none_or(|groups| groups.producers.is_empty());
+        if is_last && self.producer_ids.get(&client.client_id) == Some(&link) {
+            self.producer_ids.remove(&client.client_id);
         }
     }
 

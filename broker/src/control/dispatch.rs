@@ -86,6 +86,9 @@ impl Control {
             request::GET_CONSUMER_RUNNING_INFO => self.running_info(call, effects),
             request::QUERY_CORRECTION_OFFSET => self.correction_offset(call, effects),
             request::CONSUME_MESSAGE_DIRECTLY => self.consume_directly(call, effects),
+            request::SEND_REPLY_MESSAGE | request::SEND_REPLY_MESSAGE_V2 => {
+                self.push_reply(call, effects)
+            }
             request::CLONE_GROUP_OFFSET => self.clone_offsets(call, effects),
             request::VIEW_BROKER_STATS_DATA => self.view_stats(call, effects),
             // Queues go with their topic here, so that no unused ones are left to clean.

@@ -19,7 +19,7 @@ use super::changes::Changes;
 use super::clients::{CLIENT_ID_BYTES_MAX, Client, GROUPS_PER_HEARTBEAT_MAX, GroupChange};
 use super::effects::{ClientLink, Effect};
 use super::members::{Membership, SUBSCRIPTIONS_PER_MEMBER_MAX};
-use super::subscriptions::Subscription;
+use super::subscriptions::{Subscription, check_expression};
 use super::{Control, names};
 
 impl Control {
@@ -38,7 +38,10 @@ impl Control {
                 beat.client_id.clone(),
             );
             match self.consumer_beat(client, consumer, beat.without_sub, &mut changes) {
-                Ok(change) => moved.extend(change),
+                Ok((change, wrong)) => {
+                    moved.extend(change);
+                    failure = wrong.or(failure);
+                }
                 Err(refusal) => failure = Some(refusal),
             }
         }
@@ -78,21 +81,23 @@ impl Control {
             .with("IS_SUB_CHANGE", Field::Bool(is_first_version || is_changed)))
     }
 
-    /// `None`: the group is unknown and may not be created, which RocketMQ passes over in silence.
+    /// No change: the group is unknown and may not be created, which RocketMQ passes over in
+    /// silence. With a wrong expression the member counts all the same, so that its group divides
+    /// the queues rightly, but it is told.
     fn consumer_beat(
         &mut self,
         client: Client,
         consumer: ConsumerData,
         is_without_subscriptions: bool,
         changes: &mut Changes,
-    ) -> Result<Option<GroupChange>, Refusal> {
+    ) -> Result<(Option<GroupChange>, Option<Refusal>), Refusal> {
         let group = consumer.group_name;
         names::check_group(&group)?;
         let config = match self.need_group(&group, changes) {
             Ok(config) => config,
             Err(refusal) if refusal.code == codes::SUBSCRIPTION_GROUP_NOT_EXIST => {
                 tracing::debug!(group, "heartbeat of a group that does not exist");
-                return Ok(None);
+                return Ok((None, None));
             }
             Err(refusal) => return Err(refusal),
         };
@@ -102,15 +107,22 @@ impl Control {
         } else {
             Some(by_topic(&group, consumer.subscription_data_set)?)
         };
+        let wrong = subscriptions
+            .iter()
+            .flat_map(BTreeMap::values)
+            .find_map(|subscription| subscription.wrong.as_ref());
+        let wrong = wrong.map(|wrong| {
+            let remark = format!("group {group}: {}", wrong.reason);
+            Refusal::new(codes::SUBSCRIPTION_PARSE_FAILED, remark)
+        });
         let membership = Membership {
             consume_type: consumer.consume_type,
             message_model: consumer.message_model,
             consume_from_where: consumer.consume_from_where,
             subscriptions,
         };
-        self.clients
-            .register_consumer(&group, client, membership)
-            .map(Some)
+        let change = self.clients.register_consumer(&group, client, membership)?;
+        Ok((Some(change), wrong))
     }
 
     /// Tells cores the new subscriptions and members that they must divide the queues anew.
@@ -194,8 +206,10 @@ impl Control {
                 subscription.expression_type
             )));
         }
-        check_expression(&subscription)?;
-        now(Answer::done())
+        match check_expression(&subscription) {
+            Ok(()) => now(Answer::done()),
+            Err(reason) => Err(Refusal::new(codes::SUBSCRIPTION_PARSE_FAILED, reason)),
+        }
     }
 
     /// A connection is gone.
@@ -205,17 +219,6 @@ impl Control {
         self.relays.closed(link, effects);
         self.half_resets.retain(|(asker, _), _| *asker != link);
     }
-}
-
-/// Compiles an expression that is not about tags. The place where the SQL92 filter comes in.
-fn check_expression(subscription: &SubscriptionData) -> Result<(), Refusal> {
-    Err(Refusal::new(
-        codes::SUBSCRIPTION_PARSE_FAILED,
-        format!(
-            "expression of type {} for topic {} cannot be compiled: only TAG is understood",
-            subscription.expression_type, subscription.topic
-        ),
-    ))
 }
 
 fn check_heartbeat(beat: &HeartbeatData) -> Result<(), Refusal> {

@@ -67,6 +67,18 @@ pub struct ConsumerGroup {
     new_conflicts: u64,
 }
 
+/// A wrong expression is told apart by whether the group had a right one before.
+fn note_earlier_filters(
+    subscriptions: &mut BTreeMap<String, Subscription>,
+    current: &BTreeMap<String, Subscription>,
+) {
+    for (topic, subscription) in subscriptions {
+        if let Some(wrong) = &mut subscription.wrong {
+            wrong.had_filter = current.get(topic).is_some_and(Subscription::had_filter);
+        }
+    }
+}
+
 impl ConsumerGroup {
     /// A group without members yet.
     pub fn new(group: &Arc<str>) -> Self {
@@ -138,11 +150,10 @@ impl ConsumerGroup {
         });
         member.client = client;
         let mut is_changed = is_new;
-        if let Some(subscriptions) = membership.subscriptions
-            && member.subscriptions != subscriptions
-        {
+        if let Some(mut subscriptions) = membership.subscriptions {
+            note_earlier_filters(&mut subscriptions, &self.current.subscriptions);
+            is_changed |= member.subscriptions != subscriptions;
             member.subscriptions = subscriptions;
-            is_changed = true;
         }
         let current = &self.current;
         is_changed |= current.consume_type != membership.consume_type

@@ -26,6 +26,7 @@ pub mod origins;
 pub mod placement;
 mod relay_requests;
 pub mod relays;
+mod replies;
 mod runtime_info;
 mod start;
 pub mod stats;
@@ -40,6 +41,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use wire::body::{DataVersion, MessageRequestModeTable, TopicConfig};
 
@@ -144,9 +146,24 @@ impl Control {
             .collect()
     }
 
+    /// The next of them after a name, at most so many.
+    pub fn registration_topics_after(
+        &self,
+        name: &str,
+        most: usize,
+    ) -> BTreeMap<String, TopicConfig> {
+        let next = self.topics.after(name).take(most);
+        next.map(|topic| self.registered(topic)).collect()
+    }
+
     /// Version of the topics.
     pub fn topics_version(&self) -> DataVersion {
         *self.topics.version()
+    }
+
+    /// How many topics there are.
+    pub fn topics_count(&self) -> usize {
+        self.topics.count()
     }
 
     /// The same of some topics only, and the names among them that are not topics any more.
@@ -204,6 +221,11 @@ impl Control {
                 + self.relays.bound_hits
                 + self.stats.bound_hits,
         }
+    }
+
+    /// Members of groups that subscribe differently now.
+    pub fn conflicts(&self) -> Vec<(Arc<str>, members::Conflict)> {
+        self.clients.conflicts_now()
     }
 
     /// Settings in force.

@@ -16,7 +16,7 @@ use super::relays::Asker;
 /// Clients below this version do not know codes 307 and 309 (V3_1_8_SNAPSHOT).
 pub const RELAY_VERSION_MIN: i32 = 62;
 
-fn asker(call: &Call<'_>) -> Asker {
+pub(super) fn asker(call: &Call<'_>) -> Asker {
     Asker {
         origin: call.origin,
         opaque: call.header.opaque,

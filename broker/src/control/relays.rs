@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use wire::body::{ConsumerStatusBody, QueueTable};
 use wire::frame::Serialization;
 
-use super::answer::{Refusal, codes, encode, to_json};
+use super::answer::{Field, Refusal, codes, encode, to_json};
 use super::effects::{ClientLink, Effect, Origin};
 
 /// Most relayed requests under way.
@@ -34,7 +34,17 @@ pub struct Asker {
 
 impl Asker {
     fn reply(&self, code: i32, remark: Option<&str>, body: &[u8]) -> Effect {
-        let frame = encode(self.serialization, self.opaque, code, remark, &[], body);
+        self.reply_with(code, remark, &[], body)
+    }
+
+    fn reply_with(
+        &self,
+        code: i32,
+        remark: Option<&str>,
+        fields: &[(&'static str, Field)],
+        body: &[u8],
+    ) -> Effect {
+        let frame = encode(self.serialization, self.opaque, code, remark, fields, body);
         Effect::Reply {
             to: self.origin.link,
             frame,
@@ -42,10 +52,21 @@ impl Asker {
     }
 }
 
+/// A message on its way to a client, and what its sender hears of success.
+#[derive(Debug)]
+pub struct Delivery {
+    /// Who gets it.
+    pub client_id: String,
+    /// Header fields of the answer.
+    pub fields: Vec<(&'static str, Field)>,
+}
+
 #[derive(Debug)]
 enum Purpose {
     /// The client's answer is the answer.
     Forward { asker: Asker, about: String },
+    /// The client's answer says whether it took the message.
+    Deliver { asker: Asker, delivery: Delivery },
     /// The client's answer is one of several.
     Gather { gathering: u64, client_id: String },
 }
@@ -54,6 +75,11 @@ enum Purpose {
 struct Relay {
     deadline_ms: i64,
     purpose: Purpose,
+}
+
+fn not_delivered(asker: &Asker, delivery: &Delivery, why: &str) -> Effect {
+    let remark = format!("push reply message to {} fail: {why}", delivery.client_id);
+    asker.reply(codes::SYSTEM_ERROR, Some(&remark), &[])
 }
 
 /// Offsets gathered from several clients (code 223).
@@ -122,16 +148,29 @@ impl Relays {
         asker: Asker,
         about: String,
     ) -> Result<i32, Refusal> {
+        self.begin(now_ms, to, Purpose::Forward { asker, about })
+    }
+
+    /// Notes a message that is pushed to a client; its sender hears whether the client took it.
+    pub fn deliver(
+        &mut self,
+        now_ms: i64,
+        to: ClientLink,
+        asker: Asker,
+        delivery: Delivery,
+    ) -> Result<i32, Refusal> {
+        self.begin(now_ms, to, Purpose::Deliver { asker, delivery })
+    }
+
+    fn begin(&mut self, now_ms: i64, to: ClientLink, purpose: Purpose) -> Result<i32, Refusal> {
         self.check_room(1)?;
         let opaque = self.opaque();
-        let purpose = Purpose::Forward { asker, about };
-        self.relays.insert(
-            (to, opaque),
-            Relay {
-                deadline_ms: now_ms + RELAY_TIMEOUT_MS,
-                purpose,
-            },
-        );
+        let deadline_ms = now_ms + RELAY_TIMEOUT_MS;
+        let relay = Relay {
+            deadline_ms,
+            purpose,
+        };
+        self.relays.insert((to, opaque), relay);
         Ok(opaque)
     }
 
@@ -186,6 +225,13 @@ impl Relays {
         };
         match relay.purpose {
             Purpose::Forward { asker, .. } => effects.push(asker.reply(code, remark, body)),
+            Purpose::Deliver { asker, delivery } if code == codes::SUCCESS => {
+                effects.push(asker.reply_with(code, None, &delivery.fields, &[]));
+            }
+            Purpose::Deliver { asker, delivery } => {
+                let why = format!("it answered {code} {}", remark.unwrap_or_default());
+                effects.push(not_delivered(&asker, &delivery, &why));
+            }
             Purpose::Gather {
                 gathering,
                 client_id,
@@ -235,6 +281,9 @@ impl Relays {
             match relay.purpose {
                 Purpose::Forward { asker, about } => {
                     effects.push(asker.reply(code, Some(&format!("{about} {what}")), &[]));
+                }
+                Purpose::Deliver { asker, delivery } => {
+                    effects.push(not_delivered(&asker, &delivery, &format!("it {what}")));
                 }
                 Purpose::Gather {
                     gathering,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use wire::body::{ConsumeFromWhere, ConsumeType, EXPRESSION_TAG, MessageModel, SubscriptionData};
+use wire::message::filter::{Filter, SQL92};
 use wire::message::tags::java_hash;
 
 use super::effects::ClientLink;
@@ -18,6 +19,31 @@ pub struct Subscription {
     pub data: SubscriptionData,
     /// Hash of each tag, sorted; empty means every message.
     pub tag_hashes: Vec<i32>,
+    /// What is wrong with the expression, so that nothing can be read by it.
+    pub wrong: Option<WrongExpression>,
+}
+
+/// What is wrong with an expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongExpression {
+    /// What and where.
+    pub reason: String,
+    /// Whether the group read by a right expression before.
+    pub had_filter: bool,
+}
+
+/// Looks for mistakes in an expression that is not about tags.
+pub fn check_expression(data: &SubscriptionData) -> Result<(), String> {
+    let (kind, topic) = (&data.expression_type, &data.topic);
+    if kind != SQL92 {
+        return Err(format!(
+            "expression type {kind} for topic {topic} is unknown"
+        ));
+    }
+    match Filter::compile(&data.sub_string) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("topic {topic}: {error}")),
+    }
 }
 
 impl Subscription {
@@ -41,7 +67,25 @@ impl Subscription {
             tag_hashes.dedup();
             data.code_set = tag_hashes.iter().map(|hash| i64::from(*hash)).collect();
         }
-        Self { data, tag_hashes }
+        let wrong = if is_tag {
+            None
+        } else {
+            check_expression(&data).err()
+        };
+        let wrong = wrong.map(|reason| WrongExpression {
+            reason,
+            had_filter: false,
+        });
+        Self {
+            data,
+            tag_hashes,
+            wrong,
+        }
+    }
+
+    /// Whether there is or was an expression to read by.
+    pub fn had_filter(&self) -> bool {
+        !self.is_tag() && self.wrong.as_ref().is_none_or(|wrong| wrong.had_filter)
     }
 
     /// Whether the message with this tag code may be wanted. Only for tag filters.

@@ -145,6 +145,13 @@ impl TopicTable {
         self.topics.values().map(|entry| &entry.placed)
     }
 
+    /// Topics whose names come after one, in order.
+    pub fn after(&self, name: &str) -> impl Iterator<Item = &Arc<PlacedTopic>> {
+        let rest = (std::ops::Bound::Excluded(name), std::ops::Bound::Unbounded);
+        let rest = self.topics.range::<str, _>(rest);
+        rest.map(|(_, entry)| &entry.placed)
+    }
+
     /// Number of topics.
     pub fn count(&self) -> usize {
         self.topics.len()

@@ -15,7 +15,7 @@ use wire::message::RecordView;
 use wire::requests::QueryMessage;
 
 use super::jobs::CoreJob;
-use super::messages::{Ask, Change, KeyQuery, MeshMessage, ReplyTo, Told};
+use super::messages::{Ask, Change, MeshMessage, ReplyTo, Told};
 use super::registrar::Registrar;
 use super::report::{OffsetReport, Report, ReportQuery};
 use super::saves::Saves;
@@ -504,7 +504,7 @@ impl State {
             self.config.query_messages_max as i32
         };
         let records_max = query.max_num.clamp(1, bound.max(1)) as usize;
-        let ask = KeyQuery {
+        let ask = shard::cold::KeyQuestion {
             topic: query.topic.to_string(),
             key: query.key.to_string(),
             unique,
@@ -524,10 +524,14 @@ impl State {
             let remark = "can not find message, maybe time range not correct";
             return self.answer(reply, response::QUERY_NOT_FOUND, Some(remark));
         }
-        records.sort_by_key(|record| {
-            RecordView::parse(record).map_or(0, |view| std::cmp::Reverse(view.store_timestamp()).0)
+        // The newest ones, but told oldest first, as RocketMQ does.
+        records.sort_by_cached_key(|record| {
+            let view = RecordView::parse(record);
+            view.map_or((0, 0), |view| {
+                (view.store_timestamp(), view.physical_offset())
+            })
         });
-        records.truncate(most);
+        records.drain(..records.len().saturating_sub(most));
         let last = records
             .last()
             .and_then(|record| RecordView::parse(record).ok());

@@ -18,6 +18,8 @@ pub const NO_QUEUE: QueueIndex = QueueIndex::MAX;
 
 /// Most groups per topic of which it is remembered when they were last told.
 const PULLING_GROUPS_MAX: usize = 1_024;
+/// Most groups of a topic for which passed over messages are counted.
+pub const PASSED_GROUPS_MAX: usize = 1_024;
 /// How often the control task is told that a group still pulls from a topic, in milliseconds.
 const PULLING_TOLD_MS: i64 = 60_000;
 
@@ -50,6 +52,8 @@ pub struct TopicEntry {
     pub put: TopicCounters,
     /// Messages got here, by group.
     pub got: Vec<(Box<str>, TopicCounters)>,
+    /// Messages that filters passed over, by group and queue id.
+    pub passed: Vec<(Box<str>, Vec<u64>)>,
     /// When the control task was last told that a group pulls from here, in milliseconds.
     pulling: Vec<(Box<str>, i64)>,
     /// Queue the next send without a queue goes to.
@@ -78,6 +82,30 @@ impl TopicEntry {
                 }
                 has_room
             }
+        }
+    }
+
+    /// Counts messages that a group's filter passed over; at most
+    /// [`PASSED_GROUPS_MAX`] groups are told apart.
+    pub fn count_passed(&mut self, group: &str, queue_id: i32, messages: u64) {
+        let known = self.passed.iter().position(|(name, _)| &**name == group);
+        let at = match known {
+            Some(at) => at,
+            None if self.passed.len() >= PASSED_GROUPS_MAX => return,
+            None => {
+                self.passed.push((group.into(), vec![0; self.homes.len()]));
+                self.passed.len() - 1
+            }
+        };
+        let Some((_, queues)) = self.passed.get_mut(at) else {
+            return;
+        };
+        let queue = usize::try_from(queue_id).unwrap_or(usize::MAX);
+        if queue >= queues.len() && queue < self.homes.len() {
+            queues.resize(self.homes.len(), 0);
+        }
+        if let Some(passed) = queues.get_mut(queue) {
+            *passed += messages;
         }
     }
 
@@ -173,6 +201,7 @@ impl Directory {
                     homes,
                     put: TopicCounters::default(),
                     got: Vec::new(),
+                    passed: Vec::new(),
                     pulling: Vec::new(),
                     next_queue: 0,
                 };

@@ -124,6 +124,9 @@ impl State {
             request::SEND_MESSAGE | request::SEND_MESSAGE_V2 | request::SEND_BATCH_MESSAGE => {
                 self.on_send(origin, &reply, header, whole, body, queue_id);
             }
+            request::SEND_REPLY_MESSAGE | request::SEND_REPLY_MESSAGE_V2 => {
+                self.on_send_reply(origin, &reply, header, whole, body, queue_id);
+            }
             request::PULL_MESSAGE | request::LITE_PULL_MESSAGE => {
                 self.on_pull(origin, &reply, header, whole);
             }

@@ -9,10 +9,9 @@ use shard::Shard;
 use shard::cold::{Answer, Question};
 use wire::codes::response;
 use wire::header::{Reply, encode_reply};
-use wire::message::{RecordView, properties};
 
 use super::back::BackOrder;
-use super::messages::{Ask, KeyQuery, MeshMessage, ReplyTo, Told};
+use super::messages::{Ask, MeshMessage, ReplyTo, Told};
 use super::report::{OffsetReport, QueueReport, Report, ReportQuery, StoreReport};
 use super::state::State;
 use super::transactions::CommitOrder;
@@ -50,14 +49,12 @@ pub enum Then {
         /// Gathering.
         gather: u64,
     },
-    /// Tell a gathering core the records that really have the key.
+    /// Tell a gathering core the records with a key.
     TellKey {
         /// Core.
         core: usize,
         /// Gathering.
         gather: u64,
-        /// What was asked.
-        query: std::sync::Arc<KeyQuery>,
     },
     /// Send the record back for retry.
     Back(Box<BackOrder>),
@@ -169,16 +166,7 @@ impl State {
             Then::TellRecord { core, gather } => {
                 (core, gather, Told::Record(records.into_iter().next()))
             }
-            Then::TellKey {
-                core,
-                gather,
-                query,
-            } => {
-                let mut records = records;
-                records.retain(|record| has_key(record, &query));
-                records.truncate(query.records_max);
-                (core, gather, Told::Records(records))
-            }
+            Then::TellKey { core, gather } => (core, gather, Told::Records(records)),
             _ => return,
         };
         self.send_to(core, MeshMessage::Told { gather, told });
@@ -249,19 +237,9 @@ impl State {
                 }
             }
             Ask::Key(query) => {
-                let hash = shard::run::key_hash(query.topic.as_bytes(), query.key.as_bytes());
                 for local in 0..self.shards.len() {
-                    let question = Question::Key {
-                        hash,
-                        from_ms: query.from_ms,
-                        to_ms: query.to_ms,
-                        candidates_max: query.records_max * 4,
-                    };
-                    let then = Then::TellKey {
-                        core: from,
-                        gather,
-                        query: query.clone(),
-                    };
+                    let question = Question::Key((*query).clone());
+                    let then = Then::TellKey { core: from, gather };
                     self.ask_cold(local, question, ColdAsk { then, local });
                 }
             }
@@ -379,6 +357,13 @@ impl State {
                     .group_get
                     .push((topic, group, got.messages, got.bytes));
             }
+            for (group, queues) in &entry.passed {
+                let some = queues.iter().enumerate().filter(|(_, passed)| **passed > 0);
+                first.group_passed.extend(some.map(|(queue_id, passed)| {
+                    let (topic, group) = (topic.to_string(), group.to_string());
+                    (topic, group, queue_id as i32, *passed)
+                }));
+            }
         }
     }
 }
@@ -434,21 +419,4 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
         transaction_oldest_ms: transaction_oldest_ms.unwrap_or(0),
         ..StoreReport::default()
     }
-}
-
-/// Whether a record is of the topic and really has the key (its hash alone proves nothing).
-fn has_key(record: &[u8], query: &KeyQuery) -> bool {
-    let Ok(view) = RecordView::parse(record) else {
-        return false;
-    };
-    if view.topic() != query.topic.as_bytes() {
-        return false;
-    }
-    let stored = view.properties();
-    let is_unique = properties::get_str(stored, properties::UNIQ_KEY) == Some(&query.key);
-    if query.unique || is_unique {
-        return is_unique;
-    }
-    let keys = properties::get_str(stored, properties::KEYS).unwrap_or_default();
-    keys.split(' ').any(|word| word == query.key)
 }

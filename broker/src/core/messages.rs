@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use shard::cold::KeyQuestion;
 use wire::body::SubscriptionGroupConfig;
 use wire::frame::Serialization;
 
@@ -96,24 +97,7 @@ pub enum Ask {
         physical_offset: i64,
     },
     /// Records by key.
-    Key(Arc<KeyQuery>),
-}
-
-/// A look-up by key.
-#[derive(Clone, Debug)]
-pub struct KeyQuery {
-    /// Topic.
-    pub topic: String,
-    /// Key.
-    pub key: String,
-    /// Whether the key is a unique key.
-    pub unique: bool,
-    /// Oldest store time in milliseconds.
-    pub from_ms: i64,
-    /// Newest store time in milliseconds.
-    pub to_ms: i64,
-    /// Records wanted at most.
-    pub records_max: usize,
+    Key(Arc<KeyQuestion>),
 }
 
 /// The answer of one core to an [`Ask`].

@@ -22,6 +22,7 @@ use super::report::Report;
 use super::state::{LocalShard, State};
 use crate::config::Config;
 use crate::control::ControlCounters;
+use crate::control::members::Conflict;
 use crate::health::Health;
 
 /// How often a core publishes, in microseconds.
@@ -198,6 +199,7 @@ struct Cores {
 struct Sample {
     reports: Vec<Report>,
     counters: ControlCounters,
+    conflicts: Vec<(Arc<str>, Conflict)>,
     permission: u32,
     at_ms: i64,
 }
@@ -399,6 +401,7 @@ impl State {
         self.metrics.take_sample(Sample {
             reports,
             counters: task.control.counters(),
+            conflicts: task.control.conflicts(),
             permission: self.config.broker_permission,
             at_ms: self.now.wall_ms,
         });

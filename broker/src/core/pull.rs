@@ -4,11 +4,10 @@
 //! woken by the next readable message of its queue, so nothing is ever late by a polling interval.
 
 use shard::cold::{Answer, Question};
-use shard::select::{PullLimits, Selection};
+use shard::select::{PullLimits, Selection, Wanted};
 use wire::codes::response;
 use wire::header::{ExtValue, Header, Reply, encode_reply_with};
 use wire::message::sysflag;
-use wire::message::tags::java_hash;
 use wire::requests::PullRequest;
 
 use super::messages::{MeshMessage, ReplyTo};
@@ -22,12 +21,15 @@ pub const SUSPEND_MS_MAX: i64 = 120_000;
 pub const PULL_MESSAGES_MAX: i32 = 1024;
 
 /// Why a pull is refused.
-struct PullRefusal {
-    code: i32,
-    remark: String,
+#[derive(Debug)]
+pub(super) struct PullRefusal {
+    /// Response code.
+    pub code: i32,
+    /// Remark.
+    pub remark: String,
 }
 
-fn refusal<T>(code: i32, remark: impl Into<String>) -> Result<T, PullRefusal> {
+pub(super) fn refusal<T>(code: i32, remark: impl Into<String>) -> Result<T, PullRefusal> {
     Err(PullRefusal {
         code,
         remark: remark.into(),
@@ -59,8 +61,8 @@ impl State {
         let Some(local) = self.local_shard(home.shard) else {
             return;
         };
-        let codes = match self.wanted_codes(origin, &request, &topic, &group) {
-            Ok(codes) => codes,
+        let wanted = match self.wanted(origin.link, &request, &topic, &group) {
+            Ok(wanted) => wanted,
             Err(refused) => return self.answer(reply, refused.code, Some(&refused.remark)),
         };
         if request.sys_flag & sysflag::PULL_SUBSCRIPTION != 0 {
@@ -82,7 +84,7 @@ impl State {
             local,
             queue: home.index,
             offset: request.queue_offset,
-            codes,
+            wanted,
             limits: PullLimits {
                 messages_max: (request.max_msg_nums.clamp(1, PULL_MESSAGES_MAX) as usize)
                     .min(self.hot.pull_messages_max.max(1)),
@@ -160,65 +162,6 @@ impl State {
         }
     }
 
-    /// Tag hashes wanted: from the request if it carries its subscription, else from the group's.
-    fn wanted_codes(
-        &self,
-        origin: &Origin,
-        request: &PullRequest<'_>,
-        topic: &str,
-        group: &str,
-    ) -> Result<Option<Box<[i64]>>, PullRefusal> {
-        if request.sys_flag & sysflag::PULL_SUBSCRIPTION != 0 {
-            let kind = request.expression_type.map(|text| text.to_cow());
-            if kind
-                .as_deref()
-                .is_some_and(|kind| !kind.is_empty() && kind != "TAG")
-            {
-                let remark = format!(
-                    "expression type {}: The broker does not support consumer to filter message by \
-                     SQL92",
-                    kind.unwrap_or_default()
-                );
-                return refusal(response::SYSTEM_ERROR, remark);
-            }
-            let expression = request
-                .subscription
-                .map(|text| text.to_cow())
-                .unwrap_or_default();
-            return Ok(codes_of(&expression));
-        }
-        let Some(members) = self.directory.subscriptions.get(group).filter(|s| s.online) else {
-            let remark = format!("the consumer's group info not exist: {group}");
-            return refusal(response::SUBSCRIPTION_NOT_EXIST, remark);
-        };
-        if members.is_broadcast() {
-            let allowed = self.directory.groups.get(group);
-            if !allowed.is_none_or(|config| config.consume_broadcast_enable) {
-                let remark =
-                    format!("the consumer group[{group}] can not consume by broadcast way");
-                return refusal(response::NO_PERMISSION, remark);
-            }
-        }
-        let Some(subscription) = members.of(origin.link, topic) else {
-            let remark = format!("the consumer's subscription not exist: {group} on {topic}");
-            return refusal(response::SUBSCRIPTION_NOT_EXIST, remark);
-        };
-        if subscription.data.sub_version < request.sub_version {
-            let remark = format!("the consumer's subscription not latest: {group} on {topic}");
-            return refusal(response::SUBSCRIPTION_NOT_LATEST, remark);
-        }
-        if subscription.data.class_filter_mode || subscription.tag_hashes.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(
-            subscription
-                .tag_hashes
-                .iter()
-                .map(|hash| i64::from(*hash))
-                .collect(),
-        ))
-    }
-
     fn pull_deadline_us(&self, request: &PullRequest<'_>) -> u64 {
         let wait_ms = if self.hot.long_polling {
             request.suspend_timeout_millis.clamp(0, SUSPEND_MS_MAX) as u64
@@ -262,17 +205,20 @@ impl State {
         let selection = local.shard.select(
             pull.queue,
             pull.offset,
-            pull.codes.as_deref(),
+            &pull.wanted,
             pull.limits,
             &mut self.scratch.scanned,
             &mut self.scratch.chosen,
         );
         match selection {
             Selection::Chosen { next_offset } if local.shard.all_in_ring(&self.scratch.chosen) => {
+                let chosen = self.scratch.chosen.len();
+                self.count_passed(&pull, next_offset, chosen);
                 self.answer_from_ring(&pull, next_offset);
             }
             Selection::Chosen { .. } | Selection::OnDisk => self.ask_disk(pull),
             Selection::NoneMatched { next_offset } => {
+                self.count_passed(&pull, next_offset, 0);
                 pull.offset = next_offset as i64;
                 self.try_again(pull);
             }
@@ -381,7 +327,7 @@ impl State {
         let question = Question::Pull {
             queue: pull.queue,
             offset: pull.offset,
-            codes: pull.codes.clone(),
+            wanted: pull.wanted.clone(),
             limits: pull.limits,
         };
         let waiting = pull.clone();
@@ -421,6 +367,7 @@ impl State {
                         "MESSAGE_WAS_REMOVING",
                     );
                 }
+                self.count_passed(&pull, next_offset, messages);
                 self.count_found(&pull, messages as u64, bytes.len() as u64);
                 self.answer_found(&pull, next_offset, |out| out.extend_from_slice(&bytes));
             }
@@ -428,6 +375,7 @@ impl State {
                 selection: Selection::NoneMatched { next_offset },
                 ..
             } => {
+                self.count_passed(&pull, next_offset, 0);
                 let mut pull = pull;
                 pull.offset = next_offset as i64;
                 pull.deadline_us = self.now.monotonic_us;
@@ -517,6 +465,24 @@ impl State {
         self.scratch.reply = frame;
     }
 
+    /// Counts what a filter has passed over up to an offset.
+    fn count_passed(&mut self, pull: &WaitingPull, next_offset: u64, taken: usize) {
+        let looked_at = next_offset.saturating_sub(pull.offset as u64);
+        let passed = looked_at.saturating_sub(taken as u64);
+        if passed == 0 || pull.wanted == Wanted::All {
+            return;
+        }
+        let queue = self
+            .shards
+            .get(pull.local)
+            .and_then(|local| local.shard.queues().get(pull.queue));
+        if let Some(queue) = queue
+            && let Some(entry) = self.directory.topics.get_mut(&*queue.topic)
+        {
+            entry.count_passed(&pull.group, queue.queue_id, passed);
+        }
+    }
+
     fn count_found(&mut self, pull: &WaitingPull, messages: u64, bytes: u64) {
         self.counters.get_found += 1;
         self.counters.get_messages += messages;
@@ -558,20 +524,6 @@ impl State {
             self.send_to(0, MeshMessage::Pulling { group, topic });
         }
     }
-}
-
-/// Tag hashes of a subscription expression; `None` when it takes everything.
-#[must_use]
-pub fn codes_of(expression: &str) -> Option<Box<[i64]>> {
-    let expression = expression.trim();
-    if expression.is_empty() || expression == "*" {
-        return None;
-    }
-    let tags = expression
-        .split("||")
-        .map(str::trim)
-        .filter(|tag| !tag.is_empty());
-    Some(tags.map(|tag| i64::from(java_hash(tag))).collect())
 }
 
 fn encode_found(

@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 
 use shard::parked::ParkId;
 use shard::queue::QueueIndex;
-use shard::select::PullLimits;
+use shard::select::{PullLimits, Wanted};
 
 use super::messages::ReplyTo;
 
@@ -34,8 +34,8 @@ pub struct WaitingPull {
     pub queue: QueueIndex,
     /// Offset to read from.
     pub offset: i64,
-    /// Tag hashes wanted; `None` for all.
-    pub codes: Option<Box<[i64]>>,
+    /// Messages wanted.
+    pub wanted: Wanted,
     /// Limits.
     pub limits: PullLimits,
     /// Monotonic time at which it is answered without messages, in microseconds.

@@ -5,6 +5,11 @@
 //! asked every few seconds for topics that sends created on other brokers of the cluster; how it is
 //! told apart and what is said is in `namesrv::offer`.
 //!
+//! A table of more than [`REGISTRATION_TOPICS_MAX`] topics goes in several registrations, the next
+//! one when the name server has answered the one before. A name server takes changed topics only
+//! with a version it does not know, so that upon a new connection each of them but the last says a
+//! version of its own, which no table ever has.
+//!
 //! Invariant: whatever a name server forgot, it knows again one second after it is reachable.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +28,9 @@ use crate::namesrv::offer::{
     ASK_FIELD, GONE_FIELD, OFFER_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE,
 };
 
+/// Topics in one registration at most: their JSON stays far below a frame's 16 MiB, and making it
+/// does not hold the core for long.
+pub const REGISTRATION_TOPICS_MAX: usize = 4_000;
 /// How often a name server that knows offers is asked for them, in microseconds.
 const ASK_US: u64 = 3_000_000;
 /// Pause before a name server is dialled again, in microseconds.
@@ -47,6 +55,31 @@ struct Server {
     knows_offers: bool,
     asked_at_us: u64,
     refusals: Repeated,
+    /// What is left to be sent of a table in several registrations.
+    rest: Option<Rest>,
+}
+
+/// A name server that has to be told something.
+struct Due {
+    index: usize,
+    connection: u64,
+    /// Whether of all topics, not only of those that changed.
+    full: bool,
+    /// Whether it has to take topics that it may know otherwise.
+    renews: bool,
+}
+
+/// The rest of a table that is being sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Rest {
+    /// Name of the last topic that was sent.
+    after: String,
+    /// Registrations that are left.
+    left: usize,
+    /// Whether the name server has to take topics it may know otherwise.
+    renews: bool,
+    /// Whether the one before was answered.
+    due: bool,
 }
 
 impl Server {
@@ -106,6 +139,7 @@ impl Registrar {
             knows_offers: false,
             asked_at_us: 0,
             refusals: Repeated::default(),
+            rest: None,
         });
         Self {
             identity,
@@ -137,10 +171,54 @@ impl Registrar {
             Link::Down { retry_at_us } => Some(retry_at_us),
             Link::Dialling(_) => None,
             Link::Up(_) if server.full => Some(0),
+            Link::Up(_) if server.rest.as_ref().is_some_and(|rest| rest.due) => Some(0),
             Link::Up(_) => Some(server.registered_at_us + period_us),
         });
         let asks = self.servers.iter().filter_map(Server::ask_at_us);
         due.chain(asks).min()
+    }
+
+    /// Name servers that have to be told now, and the topics that changed.
+    fn take_due(&mut self, now_us: u64, period_us: u64) -> (Vec<Due>, BTreeSet<String>) {
+        let (all, dirty) = (self.all, self.dirty);
+        let mut due = Vec::new();
+        for (index, server) in self.servers.iter_mut().enumerate() {
+            let Link::Up(connection) = server.link else {
+                continue;
+            };
+            let is_time = server.full || now_us >= server.registered_at_us + period_us;
+            if !(is_time || dirty) {
+                continue;
+            }
+            let (full, renews) = (is_time || all, server.full || all);
+            if full {
+                server.registered_at_us = now_us;
+                server.full = false;
+            }
+            due.push(Due {
+                index,
+                connection,
+                full,
+                renews,
+            });
+        }
+        (self.all, self.dirty) = (false, false);
+        (due, std::mem::take(&mut self.changed))
+    }
+
+    /// Begins to send a whole table in several registrations, unless that is under way.
+    fn begin_rest(&mut self, due: &Due, topics: usize) {
+        let Some(server) = self.servers.get_mut(due.index) else {
+            return;
+        };
+        if server.rest.is_none() || due.renews {
+            server.rest = Some(Rest {
+                after: String::new(),
+                left: topics.div_ceil(REGISTRATION_TOPICS_MAX),
+                renews: due.renews,
+                due: true,
+            });
+        }
     }
 
     fn register_frame(&mut self, asks: bool, sent: Sent) -> Vec<u8> {
@@ -240,29 +318,9 @@ impl State {
         let Some(task) = self.control.as_deref_mut() else {
             return;
         };
-        let registrar = &mut task.registrar;
-        let due: Vec<(u64, bool)> = registrar
-            .servers
-            .iter_mut()
-            .filter_map(|server| {
-                let Link::Up(connection) = server.link else {
-                    return None;
-                };
-                let full = server.full || now_us >= server.registered_at_us + period_us;
-                if !(full || registrar.dirty) {
-                    return None;
-                }
-                let full = full || registrar.all;
-                if full {
-                    server.registered_at_us = now_us;
-                    server.full = false;
-                }
-                Some((connection, full))
-            })
-            .collect();
-        let changed = std::mem::take(&mut registrar.changed);
-        (registrar.all, registrar.dirty) = (false, false);
+        let (due, changed) = task.registrar.take_due(now_us, period_us);
         if due.is_empty() {
+            self.send_rests();
             return self.ask_for_offers();
         }
         if !changed.is_empty() {
@@ -270,11 +328,19 @@ impl State {
                 .renew_version(self.now.wall_ms, task.registrar.told_version);
         }
         let asks = task.registrar.identity.broker_id == 0 && task.control.takes_offers();
-        for (connection, full) in due {
+        for due in due {
             let version = task.control.topics_version();
             task.registrar.told_version = Some(version);
             let (part, gone) = task.control.registration_part(&changed);
-            let (kind, topics) = if full {
+            let count = task.control.topics_count();
+            let is_split = due.full && count > REGISTRATION_TOPICS_MAX;
+            if is_split {
+                task.registrar.begin_rest(&due, count);
+                if changed.is_empty() {
+                    continue;
+                }
+            }
+            let (kind, topics) = if due.full && !is_split {
                 (TABLE_WHOLE, task.control.registration_topics())
             } else {
                 (TABLE_PART, part)
@@ -286,11 +352,57 @@ impl State {
                 gone,
             };
             let frame = task.registrar.register_frame(asks, sent);
+            if let Some(out) = self.net.output(due.connection) {
+                out.extend_from_slice(&frame);
+            }
+        }
+        self.send_rests();
+        self.ask_for_offers();
+    }
+
+    /// Sends the next registration of each table that goes in several.
+    fn send_rests(&mut self) {
+        let Some(task) = self.control.as_deref_mut() else {
+            return;
+        };
+        let asks = task.registrar.identity.broker_id == 0 && task.control.takes_offers();
+        for index in 0..task.registrar.servers.len() {
+            let Some(server) = task.registrar.servers.get_mut(index) else {
+                continue;
+            };
+            let (Link::Up(connection), Some(mut rest)) = (server.link, server.rest.clone()) else {
+                continue;
+            };
+            if !rest.due {
+                continue;
+            }
+            let most = REGISTRATION_TOPICS_MAX;
+            let topics = task.control.registration_topics_after(&rest.after, most);
+            let mut version = task.control.topics_version();
+            rest.left = rest.left.saturating_sub(1);
+            let is_last = topics.len() < most;
+            match topics.last_key_value() {
+                Some((name, _)) if !is_last => {
+                    if rest.renews {
+                        version.counter = -1 - rest.left as i64;
+                    }
+                    rest.after.clone_from(name);
+                    rest.due = false;
+                    server.rest = Some(rest);
+                }
+                _ => server.rest = None,
+            }
+            let sent = Sent {
+                kind: TABLE_PART,
+                version,
+                topics,
+                gone: Vec::new(),
+            };
+            let frame = task.registrar.register_frame(asks, sent);
             if let Some(out) = self.net.output(connection) {
                 out.extend_from_slice(&frame);
             }
         }
-        self.ask_for_offers();
     }
 
     fn dial_name_servers<D: Driver>(&mut self, driver: &mut D) {
@@ -351,6 +463,7 @@ impl State {
         if let Some(server) = server {
             server.link = Link::Up(connection.0);
             server.full = true;
+            server.rest = None;
             if std::mem::take(&mut server.told_down) {
                 tracing::info!(name_server = server.name, "name server reached again");
             }
@@ -383,6 +496,13 @@ impl State {
         }
         if header.code == 0 {
             self.registration_taken(index);
+            let server = self
+                .control
+                .as_mut()
+                .and_then(|task| task.registrar.servers.get_mut(index));
+            if let Some(rest) = server.and_then(|server| server.rest.as_mut()) {
+                rest.due = true;
+            }
             return self.take_offers(index, header);
         }
         let remark = header
@@ -408,6 +528,7 @@ impl State {
             // What was refused may have been a part: send the whole table, after a pause.
             let period_us = self.config.register_period_ms * 1000;
             server.registered_at_us = (retry_us + RETRY_US).saturating_sub(period_us);
+            server.rest = None;
         }
     }
 

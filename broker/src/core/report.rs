@@ -131,6 +131,8 @@ pub struct StoreReport {
     pub topic_put: Vec<(String, u64, u64)>,
     /// Messages got per (topic, group) since the start: (topic, group, messages, bytes).
     pub group_get: Vec<(String, String, u64, u64)>,
+    /// Messages passed over by filters since the start: (topic, group, queue id, messages).
+    pub group_passed: Vec<(String, String, i32, u64)>,
 }
 
 /// Everything one core reports.

@@ -102,7 +102,10 @@ fn is_prepared(request: &SendRequest<'_>) -> bool {
 }
 
 fn decode<'a>(header: &Header<'a>) -> Result<SendRequest<'a>, FieldError> {
-    if header.code == request::SEND_MESSAGE {
+    if matches!(
+        header.code,
+        request::SEND_MESSAGE | request::SEND_REPLY_MESSAGE
+    ) {
         SendRequest::decode_long(&header.ext)
     } else {
         SendRequest::decode_short(&header.ext)

@@ -84,6 +84,10 @@ pub struct HotSettings {
     pub pull_bytes_max: usize,
     /// Whether long polling is on.
     pub long_polling: bool,
+    /// Whether reply messages are stored.
+    pub store_replies: bool,
+    /// Whether SQL92 expressions are taken.
+    pub property_filter: bool,
     /// Wait of a pull without long polling, in milliseconds.
     pub short_polling_ms: u64,
     /// Wait for a flush before code 10, in microseconds.
@@ -113,6 +117,8 @@ impl HotSettings {
             pull_messages_max: config.pull_messages_memory_max as usize,
             pull_bytes_max: config.pull_bytes_memory_max.0 as usize,
             long_polling: config.long_polling,
+            property_filter: config.property_filter,
+            store_replies: config.store_replies,
             short_polling_ms: config.short_polling_ms,
             sync_flush_timeout_us: config.sync_flush_timeout_ms * 1000,
             send_wait_us: if config.fast_failure {
@@ -165,6 +171,8 @@ pub struct State {
     pub homes: Arc<Vec<usize>>,
     /// Topics, groups, subscriptions.
     pub directory: Directory,
+    /// Compiled expressions.
+    pub filters: super::filters::FilterCache,
     /// Parked and cold pulls.
     pub pulls: PullTable,
     /// POP.

@@ -646,6 +646,7 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
         shards,
         homes: seed.homes,
         directory: super::directory::Directory::default(),
+        filters: super::filters::FilterCache::default(),
         pulls: super::pulls::PullTable::default(),
         pop: super::pop::PopState::default(),
         waiting: (0..seed.mesh.cores()).map(|_| VecDeque::new()).collect(),

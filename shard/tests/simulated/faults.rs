@@ -372,7 +372,7 @@ fn a_failed_cold_read_fails_its_own_question_only() {
     let question = |offset| Question::Pull {
         queue,
         offset,
-        codes: None,
+        wanted: shard::select::Wanted::All,
         limits,
     };
     let first = world.ask(question(0)).unwrap();

@@ -397,13 +397,14 @@ fn a_record_is_not_found_by_its_offset_before_its_acknowledgement() {
         world.ask(question.clone()),
         Some(Answer::Records(Vec::new()))
     );
-    let hash = shard::run::key_hash(b"T0", b"k");
-    let by_key = Question::Key {
-        hash,
+    let by_key = Question::Key(shard::cold::KeyQuestion {
+        topic: "T0".into(),
+        key: "k".into(),
+        unique: false,
         from_ms: 0,
         to_ms: i64::MAX,
-        candidates_max: 9,
-    };
+        records_max: 9,
+    });
     assert_eq!(world.ask(by_key.clone()), Some(Answer::Records(Vec::new())));
     world.machine.set_frozen(false);
     world.settle();

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use shard::AckPoint;
-use shard::cold::{Answer, Question};
+use shard::cold::{Answer, KeyQuestion, Question};
 use shard::io::sim::Crash;
-use shard::run::key_hash;
-use shard::select::{PullLimits, Selection};
+use shard::select::{PullLimits, Selection, Wanted};
+use wire::message::filter::Filter;
 use wire::message::{RecordView, tags};
 
 use super::world::{Draft, RUN_DIR, Setup, World};
@@ -62,31 +62,75 @@ fn a_tag_filter_passes_over_nothing_that_matches() {
         .filter(|message| String::from_utf8_lossy(&message.raw).contains("red"))
         .map(|message| message.raw.clone())
         .collect();
+    let found = read_wanted(&mut world, &Wanted::Tags([code].into()));
+    assert!(wanted == found, "{} of {}", found.len(), wanted.len());
+}
+
+/// Everything of queue 1 of T0 that is wanted, read to its end.
+fn read_wanted(world: &mut World, wanted: &Wanted) -> Vec<Vec<u8>> {
     let queue = world.shard().queues().find("T0", 1).unwrap();
     let (mut next, mut found) = (0, Vec::new());
     loop {
-        let (selection, records) = world.pull(queue, next, Some(&[code])).unwrap();
+        let (selection, records) = world.pull(queue, next, wanted).unwrap();
         found.extend(records);
         match selection {
             Selection::Chosen { next_offset } | Selection::NoneMatched { next_offset } => {
                 assert!(next_offset as i64 > next);
                 next = next_offset as i64;
             }
-            Selection::AtEnd => break,
+            Selection::AtEnd => return found,
             other => panic!("{other:?}"),
         }
     }
-    assert!(wanted == found, "{} of {}", found.len(), wanted.len());
 }
 
-fn by_key(world: &mut World, key: &str, candidates_max: usize) -> Vec<Vec<u8>> {
-    let hash = key_hash(b"T0", key.as_bytes());
-    let question = Question::Key {
-        hash,
-        from_ms: 0,
-        to_ms: i64::MAX,
-        candidates_max,
-    };
+#[test]
+fn a_property_filter_reads_exactly_what_matches_from_disk_and_memory() {
+    let mut world = filled(Setup::new(2, AckPoint::Written), 700);
+    let all = read_wanted(&mut world, &Wanted::All);
+    for expression in [
+        "TAGS = 'red'",
+        "TAGS IS NULL OR TAGS <> 'red'",
+        "nothing = 1",
+        "TRUE",
+    ] {
+        let filter = Filter::compile(expression).unwrap();
+        let matching = all.iter().filter(|record| filter.matches_record(record));
+        let wanted: Vec<Vec<u8>> = matching.cloned().collect();
+        let found = read_wanted(&mut world, &Wanted::Matching(filter));
+        assert!(
+            wanted == found,
+            "{expression}: {} of {}",
+            found.len(),
+            wanted.len()
+        );
+        let some = !wanted.is_empty() && (wanted.len() < all.len() || expression == "TRUE");
+        assert!(
+            some || expression == "nothing = 1",
+            "{expression}: {}",
+            wanted.len()
+        );
+    }
+}
+
+fn by_key(world: &mut World, key: &str, records_max: usize) -> Vec<Vec<u8>> {
+    by_key_and_time(world, key, records_max, (0, i64::MAX))
+}
+
+fn by_key_and_time(
+    world: &mut World,
+    key: &str,
+    records_max: usize,
+    (from_ms, to_ms): (i64, i64),
+) -> Vec<Vec<u8>> {
+    let question = Question::Key(KeyQuestion {
+        topic: "T0".to_owned(),
+        key: key.to_owned(),
+        unique: false,
+        from_ms,
+        to_ms,
+        records_max,
+    });
     match world.ask(question).unwrap() {
         Answer::Records(records) => records,
         other => panic!("{other:?}"),
@@ -200,7 +244,7 @@ fn a_damaged_queue_index_is_made_again_and_nothing_is_passed_over() {
         let question = Question::Pull {
             queue,
             offset: next,
-            codes: None,
+            wanted: Wanted::All,
             limits: LIMITS,
         };
         match world.ask(question).unwrap() {
@@ -248,7 +292,7 @@ fn a_damaged_record_is_left_out_and_its_neighbours_are_served() {
     let question = Question::Pull {
         queue,
         offset: 0,
-        codes: None,
+        wanted: Wanted::All,
         limits: LIMITS,
     };
     let Answer::Pull {
@@ -286,7 +330,7 @@ fn a_cut_run_file_fails_its_readers_instead_of_keeping_them_busy() {
     let question = Question::Pull {
         queue,
         offset: 0,
-        codes: None,
+        wanted: Wanted::All,
         limits: LIMITS,
     };
     let answer = world.ask(question).unwrap();
@@ -309,7 +353,7 @@ fn many_readers_share_few_slots_and_all_get_their_answers() {
         let question = Question::Pull {
             queue,
             offset,
-            codes: None,
+            wanted: Wanted::All,
             limits: LIMITS,
         };
         assert!(world.shard().ask(1_000 + token, question));
@@ -317,7 +361,7 @@ fn many_readers_share_few_slots_and_all_get_their_answers() {
     let question = Question::Pull {
         queue,
         offset: 0,
-        codes: None,
+        wanted: Wanted::All,
         limits: LIMITS,
     };
     let last = world.ask(question).unwrap();
@@ -327,4 +371,40 @@ fn many_readers_share_few_slots_and_all_get_their_answers() {
     );
     world.run(200);
     assert_eq!(world.unclaimed_answers(), 40);
+}
+
+#[test]
+fn a_key_of_many_messages_is_found_within_any_bounds_of_time() {
+    let mut world = filled(Setup::new(4, AckPoint::Written), 600);
+    let time = |record: &Vec<u8>| RecordView::parse(record).unwrap().store_timestamp();
+    let all = by_key(&mut world, "all", 10_000);
+    assert_eq!(all.len(), 600);
+    assert!(
+        all.windows(2).all(|pair| time(&pair[0]) >= time(&pair[1])),
+        "newest first"
+    );
+    let (first, last) = (time(&all[599]), time(&all[0]));
+    for (from_ms, to_ms) in [
+        (first, first),
+        (last, last),
+        (first, (first + last) / 2),
+        ((first + last) / 2, last),
+        (first + (last - first) / 3, first + (last - first) / 2),
+    ] {
+        let inside = all
+            .iter()
+            .filter(|record| (from_ms..=to_ms).contains(&time(record)));
+        let wanted: Vec<&Vec<u8>> = inside.take(8).collect();
+        let found = by_key_and_time(&mut world, "all", 8, (from_ms, to_ms));
+        assert!(wanted.iter().copied().eq(&found), "{from_ms}..={to_ms}");
+        assert!(!found.is_empty());
+    }
+    for nothing in [
+        (0, first - 1),
+        (last + 1, i64::MAX),
+        (last, first - 1),
+        (i64::MIN, 0),
+    ] {
+        assert!(by_key_and_time(&mut world, "all", 8, nothing).is_empty());
+    }
 }

@@ -13,7 +13,7 @@ use shard::queue::QueueIndex;
 use shard::recovery::{Recovered, RecoveryReport, RecoverySetup, SavedOffset, recover};
 use shard::runtime::sim::{SimConfig, SimDriver, SimMachine};
 use shard::runtime::{Driver, Now};
-use shard::select::{PullLimits, Selection};
+use shard::select::{PullLimits, Selection, Wanted};
 use shard::{
     AckPoint, Appended, NewMessage, Refusal, SCHEDULE_TOPIC, Shard, ShardConfig, StoreError,
 };
@@ -571,7 +571,7 @@ impl World {
         &mut self,
         queue: QueueIndex,
         offset: i64,
-        codes: Option<&[i64]>,
+        wanted: &Wanted,
     ) -> Option<(Selection, Vec<Vec<u8>>)> {
         let limits = PullLimits {
             messages_max: 16,
@@ -579,7 +579,7 @@ impl World {
         };
         let (mut scratch, mut units, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
         let shard = self.shard();
-        let selection = shard.select(queue, offset, codes, limits, &mut scratch, &mut units);
+        let selection = shard.select(queue, offset, wanted, limits, &mut scratch, &mut units);
         let chosen = matches!(selection, Selection::Chosen { .. });
         if chosen && shard.all_in_ring(&units) {
             shard.copy_from_ring(&units, &mut bytes);
@@ -588,11 +588,11 @@ impl World {
         if !chosen && selection != Selection::OnDisk {
             return Some((selection, Vec::new()));
         }
-        let codes = codes.map(Into::into);
+        let wanted = wanted.clone();
         match self.ask(Question::Pull {
             queue,
             offset,
-            codes,
+            wanted,
             limits,
         })? {
             Answer::Pull {
@@ -618,7 +618,7 @@ impl World {
         let mut all = Vec::new();
         let mut next = min;
         while next < readable {
-            let (selection, records) = self.pull(queue, next as i64, None)?;
+            let (selection, records) = self.pull(queue, next as i64, &Wanted::All)?;
             let min_now = self.shard().bounds(queue).unwrap().0;
             if min_now > min {
                 // Retention dropped messages meanwhile.

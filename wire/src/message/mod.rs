@@ -4,6 +4,7 @@
 //! what [`RecordFields`] writes is accepted by it.
 
 pub mod batch;
+pub mod filter;
 pub mod ids;
 pub mod properties;
 mod record;

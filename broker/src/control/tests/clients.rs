@@ -156,6 +156,66 @@ fn members_that_subscribe_differently_are_named_once_and_served_each_by_its_own_
     assert!(shown.get("subscriptionConflicts").is_none(), "settled");
 }
 
+/// A heartbeat with an SQL92 subscription to T.
+fn beat_sql(harness: &mut Harness, expression: &str, version: i64) -> Reply {
+    let body = format!(
+        r#"{{"clientID":"c","consumerDataSet":[{{"groupName":"g",
+        "consumeType":"CONSUME_PASSIVELY","messageModel":"CLUSTERING","subscriptionDataSet":[
+        {{"topic":"T","subString":"{expression}","subVersion":{version},
+          "expressionType":"SQL92"}}]}}]}}"#
+    );
+    harness.send(1, request::HEART_BEAT, &[], &body).unwrap()
+}
+
+#[test]
+fn a_wrong_expression_is_refused_with_its_place_but_its_member_counts() {
+    let mut harness = Harness::new();
+    let reply = beat_sql(&mut harness, "a > AND", 1);
+    assert_eq!(reply.code, 23);
+    assert!(
+        reply.remark.contains("line 1, column 5"),
+        "{}",
+        reply.remark
+    );
+    let group = told(&harness.effects)[0].clone();
+    let wrong = group.of(link(1), "T").unwrap().wrong.clone().unwrap();
+    assert!(group.online && !wrong.had_filter, "{wrong:?}");
+    assert_eq!(beat_sql(&mut harness, "a > 1", 2).code, 0);
+    let group = told(&harness.effects)[0].clone();
+    assert_eq!(group.of(link(1), "T").unwrap().wrong, None);
+    for _ in 0..2 {
+        assert_eq!(beat_sql(&mut harness, "a >", 3).code, 23);
+    }
+    let group = harness
+        .control
+        .clients
+        .group("g")
+        .unwrap()
+        .subscriptions()
+        .clone();
+    let wrong = group.of(link(1), "T").unwrap().wrong.clone().unwrap();
+    assert!(wrong.had_filter, "the group had a right one before");
+}
+
+#[test]
+fn an_expression_is_checked_before_it_is_used() {
+    let mut harness = Harness::new();
+    let mut check = |kind: &str, expression: &str| {
+        let body = format!(
+            r#"{{"clientId":"c","group":"g","subscriptionData":{{"topic":"T",
+            "subString":"{expression}","expressionType":"{kind}"}}}}"#
+        );
+        harness.ask(request::CHECK_CLIENT_CONFIG, &[], &body)
+    };
+    assert_eq!(check("SQL92", "a between 0 and 3").code, 0);
+    assert_eq!(check("TAG", "A || B").code, 0);
+    let wrong = check("SQL92", "a between 3 and 0");
+    assert_eq!(wrong.code, 23);
+    assert!(wrong.remark.contains("column 11"), "{}", wrong.remark);
+    assert_eq!(check("XPATH", "//a").code, 23);
+    assert_eq!(check("SQL92", "").code, 23);
+}
+
 #[test]
 fn a_second_version_heartbeat_without_subscriptions_keeps_them() {
     let mut harness = Harness::new();
@@ -228,7 +288,9 @@ fn groups_are_not_created_by_heartbeats_where_that_is_off() {
 
 #[test]
 fn filters_other_than_tags_are_refused_while_they_are_off() {
-    let mut harness = Harness::new();
+    let mut config = config();
+    config.keys.property_filter = false;
+    let mut harness = Harness::with(config);
     let body = |kind: &str| {
         format!(
             r#"{{"clientId":"c","group":"g","subscriptionData":

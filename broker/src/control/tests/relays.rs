@@ -171,3 +171,86 @@ fn the_offsets_of_all_clients_are_gathered() {
     let offline = [("topic", "T"), ("group", "x")];
     assert_eq!(harness.ask(code, &offline, "").code, 206);
 }
+
+/// A reply message to client `to`; the opaque of the push, or the answer when there is none.
+fn reply_to(harness: &mut Harness, to: &str) -> Result<i32, Reply> {
+    let properties = format!("REPLY_TO_CLIENT\u{1}{to}\u{2}CORRELATION_ID\u{1}k\u{2}");
+    let fields = [
+        ("a", "pg"),
+        ("b", "cluster-x_REPLY_TOPIC"),
+        ("c", "TBW102"),
+        ("d", "4"),
+        ("e", "0"),
+        ("f", "0"),
+        ("g", "5"),
+        ("h", "0"),
+        ("i", properties.as_str()),
+    ];
+    if let Some(answer) = harness.send(1, request::SEND_REPLY_MESSAGE_V2, &fields, "pong") {
+        return Err(answer);
+    }
+    let pushes = harness.pushes();
+    let (link, push, opaque) = &pushes[0];
+    assert_eq!(
+        (*link, push.code),
+        (2, request::PUSH_REPLY_MESSAGE_TO_CLIENT)
+    );
+    assert_eq!(
+        (push.text().as_str(), push.field("bornHost")),
+        ("pong", "127.0.0.1:40001")
+    );
+    let sent = push.field("properties");
+    assert!(
+        sent.starts_with(&properties) && sent.contains("PUSH_REPLY_TIME"),
+        "{sent:?}"
+    );
+    Ok(*opaque)
+}
+
+#[test]
+fn a_reply_is_answered_once_its_requester_has_taken_it() {
+    let mut harness = Harness::new();
+    harness.beat(2, "asker", "g", "T", "*");
+    let opaque = reply_to(&mut harness, "asker").unwrap();
+    answer(&mut harness, 2, opaque, 0, b"");
+    let taken = harness.reply().unwrap();
+    assert_eq!(
+        (taken.code, taken.field("msgId"), taken.field("queueOffset")),
+        (0, "0", "0")
+    );
+    let opaque = reply_to(&mut harness, "asker").unwrap();
+    answer(&mut harness, 2, opaque, 1, b"");
+    assert_eq!(harness.reply().unwrap().code, 1);
+    reply_to(&mut harness, "asker").unwrap();
+    let mut effects = Vec::new();
+    harness
+        .control
+        .connection_closed(NOW, link(2), &mut effects);
+    harness.effects = effects;
+    let gone = harness.reply().unwrap();
+    assert_eq!(gone.code, 1);
+    assert!(
+        gone.remark.contains("push reply message to asker fail"),
+        "{}",
+        gone.remark
+    );
+    let unknown = reply_to(&mut harness, "asker").unwrap_err();
+    assert_eq!(unknown.code, 1);
+    assert!(
+        unknown.remark.contains("<asker> not found"),
+        "{}",
+        unknown.remark
+    );
+}
+
+#[test]
+fn a_reply_goes_to_the_newest_connection_of_its_requester() {
+    let mut harness = Harness::new();
+    harness.beat(3, "asker", "g", "T", "*");
+    harness.beat(2, "asker", "g", "T", "*");
+    reply_to(&mut harness, "asker").unwrap();
+    harness
+        .control
+        .connection_closed(NOW, link(3), &mut Vec::new());
+    reply_to(&mut harness, "asker").unwrap();
+}

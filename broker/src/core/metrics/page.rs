@@ -50,6 +50,8 @@ pub(super) fn sampled(sample: &Sample, page: &mut Page<'_>) {
     reserve_time(sample, page);
     messages_in(sample, page);
     messages_out(sample, page);
+    filtered(sample, page);
+    conflicts(sample, page);
     delayed(sample, page);
     lag(sample, page);
 }
@@ -145,6 +147,43 @@ fn messages_out(sample: &Sample, page: &mut Page<'_>) {
             &labels,
             bytes,
         );
+    }
+}
+
+/// What filters passed over, and members of a group that filter differently.
+fn filtered(sample: &Sample, page: &mut Page<'_>) {
+    let mut sums: BTreeMap<(&str, &str, i32), u64> = BTreeMap::new();
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        for (topic, group, queue_id, messages) in &store.group_passed {
+            *sums.entry((topic, group, *queue_id)).or_default() += messages;
+        }
+    }
+    for ((topic, group, queue_id), messages) in sums {
+        let labels = format!("{},queue_id=\"{queue_id}\"", group_labels(topic, group));
+        let help = "Messages that a group's filter passed over.";
+        let name = "pinion_messages_filtered_total";
+        page.named(name, "counter", help, &labels, messages);
+    }
+}
+
+fn conflicts(sample: &Sample, page: &mut Page<'_>) {
+    let help = "Members of one group found to subscribe differently.";
+    let seen = sample.counters.conflicts;
+    let name = "pinion_subscription_conflicts_total";
+    page.add(name, "counter", help, "", seen);
+    for (group, conflict) in &sample.conflicts {
+        let labels = format!(
+            "topic=\"{}\",consumer_group=\"{}\",client_a=\"{}\",expression_a=\"{}\",\
+             client_b=\"{}\",expression_b=\"{}\"",
+            escaped(&conflict.topic),
+            escaped(group),
+            escaped(&conflict.client_a),
+            escaped(&conflict.expression_a),
+            escaped(&conflict.client_b),
+            escaped(&conflict.expression_b)
+        );
+        let help = "Two members of a group that subscribe differently now.";
+        page.named("pinion_subscription_conflict", "gauge", help, &labels, 1);
     }
 }
 

@@ -17,6 +17,7 @@ fn sample() -> Sample {
     let store = |messages| StoreReport {
         topic_put: vec![("T".into(), messages, messages * 10)],
         group_get: vec![("T".into(), "g".into(), messages, messages * 10)],
+        group_passed: vec![("T".into(), "g".into(), 2, messages)],
         earliest_store_timestamp: 400,
         ..StoreReport::default()
     };
@@ -49,6 +50,13 @@ fn sample() -> Sample {
         stores: vec![store(4)],
         ..Report::default()
     };
+    let conflict = Conflict {
+        topic: "T".into(),
+        client_a: "c1".into(),
+        expression_a: "TagA".into(),
+        client_b: "c2".into(),
+        expression_b: "y = \"x\"".into(),
+    };
     let counters = ControlCounters {
         topics: 9,
         ..ControlCounters::default()
@@ -56,6 +64,7 @@ fn sample() -> Sample {
     Sample {
         reports: vec![first, second],
         counters,
+        conflicts: vec![("g".into(), conflict)],
         permission: 6,
         at_ms: 1_000,
     }

@@ -3,13 +3,13 @@
 //! Invariant: checks run in RocketMQ's order and the first failure is answered; an order owns all
 //! it needs, so that it can travel between cores.
 
+use shard::select::Wanted;
 use wire::codes::{request, response};
 use wire::header::Header;
 use wire::requests::{Notification, PopMessage as PopRequest};
 
 use super::super::directory::TopicEntry;
 use super::super::messages::{MeshMessage, ReplyTo};
-use super::super::pull::codes_of;
 use super::super::state::State;
 use super::PopMessage;
 use super::receipt::retry_topic;
@@ -47,8 +47,8 @@ pub struct PopOrder {
     pub ordered: bool,
     /// Attempt that may have the same messages again.
     pub attempt: Box<str>,
-    /// Tag hashes wanted; `None` for all.
-    pub codes: Option<Box<[i64]>>,
+    /// Messages wanted.
+    pub wanted: Wanted,
     /// Whether only asked if there are messages.
     pub notify: bool,
     /// Whether retry topics come first this time.
@@ -115,7 +115,7 @@ impl State {
             from_end: false,
             ordered: false,
             attempt: "".into(),
-            codes: None,
+            wanted: Wanted::All,
             notify: header.code == request::NOTIFICATION,
             retry_first: turn.is_multiple_of(5),
             turn,
@@ -135,7 +135,10 @@ impl State {
             (born_ms, poll_ms) = (asked.born_time, asked.poll_time);
         } else {
             let asked = PopRequest::decode(&header.ext).map_err(refused)?;
-            order.codes = filter_of(asked.exp_type.as_deref(), asked.exp.as_deref())?;
+            if let Some(expression) = asked.exp.as_deref().filter(|text| !text.is_empty()) {
+                let wanted = self.wanted_by(asked.exp_type.as_deref(), expression);
+                order.wanted = wanted.map_err(|refused| (refused.code, refused.remark))?;
+            }
             if asked.max_msg_nums > POP_MESSAGES_MAX {
                 let remark = format!(
                     "maxMsgNums {}, bound {POP_MESSAGES_MAX}",
@@ -252,19 +255,5 @@ impl State {
         } else {
             self.forward(core, &reply, message);
         }
-    }
-}
-
-/// Tag hashes of a filter; `None` for all messages.
-fn filter_of(kind: Option<&str>, expression: Option<&str>) -> Result<Option<Box<[i64]>>, Refused> {
-    let Some(expression) = expression.filter(|expression| !expression.is_empty()) else {
-        return Ok(None);
-    };
-    match kind {
-        None | Some("" | "TAG") => Ok(codes_of(expression)),
-        Some(other) => refuse(
-            response::SUBSCRIPTION_PARSE_FAILED,
-            format!("expression type {other} is not supported for POP by this version"),
-        ),
     }
 }

@@ -12,7 +12,7 @@ use shard::cold::{Answer, Question};
 use shard::error::Refusal;
 use shard::pop::{Due, DueMessage, PopIndex, PopName, Taking};
 use shard::queue::{Queue, QueueIndex};
-use shard::select::{PullLimits, Selection};
+use shard::select::{PullLimits, Selection, Wanted};
 use wire::message::{RecordView, ids, properties, tags};
 
 use super::super::gather::{ColdAsk, Then};
@@ -127,7 +127,7 @@ impl State {
             bytes_max: 1,
         };
         let (scanned, chosen) = (&mut self.scratch.scanned, &mut self.scratch.chosen);
-        match shard.select(queue, offset, None, limits, scanned, chosen) {
+        match shard.select(queue, offset, &Wanted::All, limits, scanned, chosen) {
             Selection::Chosen { .. } if shard.all_in_ring(chosen) => {
                 let mut record = Vec::new();
                 shard.copy_from_ring(chosen, &mut record);
@@ -141,7 +141,7 @@ impl State {
                 let question = Question::Pull {
                     queue,
                     offset,
-                    codes: None,
+                    wanted: Wanted::All,
                     limits,
                 };
                 let then = Then::Revive(Revival { local, message });

@@ -7,7 +7,7 @@ use shard::cold::{Answer, Question};
 use shard::error::Refusal;
 use shard::pop::{PopIndex, Taking};
 use shard::queue::QueueIndex;
-use shard::select::{PullLimits, Selection};
+use shard::select::{PullLimits, Selection, Wanted};
 use shard::units::Unit;
 use wire::codes::response;
 use wire::message::{RecordView, peek_len};
@@ -298,11 +298,10 @@ impl State {
             shard.pop_counters_mut().bound_hit += 1;
             return Ok(Scan::Done);
         }
-        let codes = order.codes.as_deref();
-        let codes = codes.filter(|_| candidate.kind == Kind::Normal);
+        let wanted = wanted_of(order, candidate);
         let (scanned, chosen) = (&mut self.scratch.scanned, &mut self.scratch.chosen);
         let at = offset as i64;
-        let selection = shard.select(candidate.queue, at, codes, limits, scanned, chosen);
+        let selection = shard.select(candidate.queue, at, wanted, limits, scanned, chosen);
         let next = match selection {
             Selection::Chosen { next_offset } if shard.all_in_ring(chosen) => next_offset,
             Selection::Chosen { .. } | Selection::OnDisk => return Ok(Scan::OnDisk),
@@ -439,11 +438,10 @@ impl State {
 
     fn ask_disk_for_pop(&mut self, cold: ColdPop) {
         let limits = self.pop_limits(&cold.order, cold.local, cold.index, &Found::default());
-        let codes = cold.order.codes.clone();
         let question = Question::Pull {
             queue: cold.candidate.queue,
             offset: cold.offset as i64,
-            codes: codes.filter(|_| cold.candidate.kind == Kind::Normal),
+            wanted: wanted_of(&cold.order, &cold.candidate).clone(),
             limits: PullLimits {
                 messages_max: limits.messages_max.max(1),
                 ..limits
@@ -581,6 +579,15 @@ fn drop_taken(chosen: &mut Vec<Unit>, offsets: &mut Vec<u64>, held: impl Fn(u64)
     let mut at = offsets.iter();
     chosen.retain(|_| at.next().is_some_and(|offset| !held(*offset)));
     offsets.retain(|offset| !held(*offset));
+}
+
+/// What is wanted of a queue: what comes back to a group was wanted by it before.
+fn wanted_of<'a>(order: &'a PopOrder, candidate: &Candidate) -> &'a Wanted {
+    if candidate.kind == Kind::Normal {
+        &order.wanted
+    } else {
+        &Wanted::All
+    }
 }
 
 /// The records in a buffer.
