@@ -418,7 +418,7 @@ fn progress_shows_the_oldest_unacknowledged_message_and_what_is_in_flight() {
         ("consumerGroup", GROUP.to_owned()),
         ("topic", topic.to_owned()),
     ];
-    let mut progress = |client: &mut Client| {
+    let progress = |client: &mut Client| {
         let frame = client.call(208, &fields, b"").expect("consume stats");
         let body = String::from_utf8_lossy(&frame.body).into_owned();
         ["brokerOffset", "consumerOffset", "pullOffset"].map(|name| {
