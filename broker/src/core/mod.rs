@@ -8,6 +8,7 @@ pub mod connections;
 pub mod control_task;
 pub mod directory;
 pub mod dispatch;
+pub mod frames;
 pub mod gather;
 pub mod held;
 pub mod jobs;
