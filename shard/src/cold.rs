@@ -485,7 +485,14 @@ impl Shard {
             bytes_max: usize::MAX,
         };
         let (mut scratch, mut units) = (Vec::new(), Vec::new());
-        let selection = self.select(queue, offset, &Wanted::All, limits, &mut scratch, &mut units);
+        let selection = self.select(
+            queue,
+            offset,
+            &Wanted::All,
+            limits,
+            &mut scratch,
+            &mut units,
+        );
         if selection == Selection::OnDisk {
             units = self.disk_units(queue, offset, units_max as u64, driver)?;
         }

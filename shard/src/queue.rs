@@ -39,35 +39,39 @@ impl Extent {
     }
 }
 
-/// One queue.
+/// One queue. What an append and its dispatch touch comes first and fills one cache line, since
+/// with very many queues every line is one from memory.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Queue {
     /// Topic.
     pub topic: Box<str>,
-    /// Queue id within the topic.
-    pub queue_id: i32,
+    /// What the hashes of all its keys have in common.
+    pub key_seed: u64,
     /// Next offset to hand out.
     pub next_offset: u64,
     /// One past the newest readable offset.
     pub readable: u64,
-    /// Oldest kept offset.
-    pub min_offset: u64,
     /// Newest slot in the unit ring.
     pub last_sequence: u64,
+    /// Store time of the newest readable message in milliseconds.
+    pub last_store_timestamp: i64,
+    /// Queue id within the topic.
+    pub queue_id: i32,
+    /// First parked pull.
+    pub parked_head: u32,
+    /// Whether its topic was removed; nothing of it is kept then.
+    pub removed: bool,
+    /// Oldest kept offset.
+    pub min_offset: u64,
     /// Offsets from here on are in the unit ring.
     pub ring_first_offset: u64,
     /// Older units.
     pub extents: Vec<Extent>,
-    /// Store time of the newest readable message in milliseconds.
-    pub last_store_timestamp: i64,
-    /// Whether its topic was removed; nothing of it is kept then.
-    pub removed: bool,
     /// Log position behind the removal of its topic.
     pub removed_at: Option<u64>,
     /// Log position of the internal record that tells the queue's end, 0 without one.
     pub noted_at: u64,
-    /// First parked pull.
-    pub parked_head: u32,
     /// Scratch of the run builder: units seen in the run being built.
     pub run_count: u32,
     /// Scratch of the run builder: index of the next unit in the run being built.
@@ -79,6 +83,7 @@ impl Queue {
         Self {
             topic: topic.into(),
             queue_id,
+            key_seed: crate::run::key_seed(topic.as_bytes()),
             next_offset: 0,
             readable: 0,
             min_offset: 0,
@@ -111,6 +116,7 @@ impl Queue {
 #[derive(Default)]
 pub struct QueueTable {
     queues: Vec<Queue>,
+    /// By topic, in the order of queue ids.
     by_name: HashMap<Box<str>, Vec<(i32, QueueIndex)>>,
 }
 
@@ -130,9 +136,8 @@ impl QueueTable {
     #[must_use]
     pub fn find(&self, topic: &str, queue_id: i32) -> Option<QueueIndex> {
         let ids = self.by_name.get(topic)?;
-        ids.iter()
-            .find(|(id, _)| *id == queue_id)
-            .map(|(_, index)| *index)
+        let at = ids.binary_search_by_key(&queue_id, |(id, _)| *id).ok()?;
+        ids.get(at).map(|(_, index)| *index)
     }
 
     /// Index of a queue, created empty if need be; `None` at [`QUEUES_MAX`].
@@ -145,10 +150,10 @@ impl QueueTable {
         }
         let index = self.queues.len() as QueueIndex;
         self.queues.push(Queue::new(topic, queue_id));
-        self.by_name
-            .entry(topic.into())
-            .or_default()
-            .push((queue_id, index));
+        let ids = self.by_name.entry(topic.into()).or_default();
+        // Nearly always the end: topics get their queues in order.
+        let at = ids.partition_point(|(id, _)| *id < queue_id);
+        ids.insert(at, (queue_id, index));
         Some(index)
     }
 
@@ -268,6 +273,22 @@ mod tests {
         let second = table.open("T", 0).unwrap();
         assert_ne!(first, second);
         assert_eq!(table.get(second).unwrap().next_offset, 0);
+    }
+
+    #[test]
+    fn queues_of_a_topic_are_found_in_whatever_order_they_came() {
+        let mut table = QueueTable::default();
+        for id in [5, 1, 9, 0, 7, 3] {
+            table.open("T", id).unwrap();
+        }
+        for id in [0, 1, 3, 5, 7, 9] {
+            let index = table.find("T", id).unwrap();
+            assert_eq!(table.get(index).unwrap().queue_id, id);
+            assert_eq!(table.open("T", id), Some(index));
+        }
+        assert_eq!(table.find("T", 2), None);
+        assert_eq!(table.of_topic("T").count(), 6);
+        assert!(size_of::<Queue>() <= 192, "{}", size_of::<Queue>());
     }
 
     #[test]

@@ -25,11 +25,20 @@ const HEADER_BYTES: usize = 96;
 /// The 64-bit hash under which a key of a topic is indexed (FNV-1a over `topic # key`).
 #[must_use]
 pub fn key_hash(topic: &[u8], key: &[u8]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in topic.iter().chain(b"#").chain(key) {
-        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    hash
+    seeded_key_hash(key_seed(topic), key)
+}
+
+/// What the hashes of all keys of a topic have in common.
+#[must_use]
+pub fn key_seed(topic: &[u8]) -> u64 {
+    seeded_key_hash(seeded_key_hash(0xcbf2_9ce4_8422_2325, topic), b"#")
+}
+
+/// The hash of a key of the topic with this seed.
+#[must_use]
+pub fn seeded_key_hash(seed: u64, key: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    key.iter().fold(seed, step)
 }
 
 /// A key occurrence.

@@ -19,9 +19,9 @@ use crate::counters::ShardCounters;
 use crate::delay::DelayLevels;
 use crate::error::Refusal;
 use crate::event::{EVENT_TOPIC, Event, encode_offset};
-use crate::io::Space;
 use crate::half::HalfTable;
 use crate::half_checks::Halves;
+use crate::io::Space;
 use crate::log::Log;
 use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
@@ -29,7 +29,7 @@ use crate::pop::{PopCounters, PopTable};
 use crate::queue::{QueueIndex, QueueTable};
 use crate::rebuild::Rebuilds;
 use crate::repeated::Repeated;
-use crate::run::{KeyEntry, RunMeta, key_hash};
+use crate::run::{KeyEntry, RunMeta, seeded_key_hash};
 use crate::runtime::{Completion, Driver, FileId, Now};
 use crate::seal::Sealer;
 use crate::units::{NO_SEQUENCE, Unit, UnitRing};
@@ -233,16 +233,18 @@ pub(crate) struct ShardParts {
 }
 
 /// Takes the keys of a message into the index.
-fn index_keys(keys: &mut VecDeque<KeyEntry>, topic: &[u8], message: &NewMessage<'_>, at: i64) {
+fn index_keys(keys: &mut VecDeque<KeyEntry>, seed: u64, message: &NewMessage<'_>, at: i64) {
+    if let Some(key) = message.unique_key {
+        keys.push_back((seeded_key_hash(seed, key), at));
+    }
+    if message.keys.is_none() {
+        return;
+    }
     let words = message.keys.into_iter();
     let words = words.flat_map(|keys| keys.split(|byte| *byte == b' '));
     let words = words.filter(|word| !word.is_empty());
-    for key in message
-        .unique_key
-        .into_iter()
-        .chain(words.take(KEYS_PER_MESSAGE_MAX))
-    {
-        keys.push_back((key_hash(topic, key), at));
+    for key in words.take(KEYS_PER_MESSAGE_MAX) {
+        keys.push_back((seeded_key_hash(seed, key), at));
     }
 }
 
@@ -384,10 +386,12 @@ impl Shard {
     /// Whether a batch of `count` records with `bytes` in all can be appended now.
     pub fn check_room(&self, count: u64, bytes: u64, now: Now) -> Result<(), Refusal> {
         self.check_disk()?;
-        self.check_tables(count, bytes, now)
+        self.check_tables(count)?;
+        self.log.check_room(bytes, now)
     }
 
-    fn check_tables(&self, count: u64, bytes: u64, now: Now) -> Result<(), Refusal> {
+    /// The same, but for the disk and the room in the log.
+    fn check_tables(&self, count: u64) -> Result<(), Refusal> {
         if self.stopping {
             return Err(Refusal::Stopping {
                 shard: self.config.number,
@@ -400,7 +404,7 @@ impl Shard {
                 bound: self.units.capacity(),
             });
         }
-        self.log.check_room(bytes, now)
+        Ok(())
     }
 
     /// Appends a message to its queue. A refusal changes nothing.
@@ -419,12 +423,13 @@ impl Shard {
         now: Now,
         message: &NewMessage<'_>,
     ) -> Result<Appended, Refusal> {
-        self.check_tables(1, 0, now)?;
+        self.check_tables(1)?;
         self.append_unchecked(now, message)
     }
 
     fn append_checked(&mut self, now: Now, message: &NewMessage<'_>) -> Result<Appended, Refusal> {
-        self.check_room(1, 0, now)?;
+        self.check_disk()?;
+        self.check_tables(1)?;
         self.append_unchecked(now, message)
     }
 
@@ -476,7 +481,7 @@ impl Shard {
         queue.next_offset += 1;
         index_keys(
             &mut self.keys,
-            fields.topic,
+            queue.key_seed,
             message,
             fields.physical_offset,
         );
@@ -670,15 +675,15 @@ impl Shard {
     pub fn dispatch(&mut self) {
         let watermark = self.log.watermark();
         while let Some(slot) = self.units.dispatch_next(watermark) {
-            let Some(queue) = self.queues.get_mut(slot.queue) else {
+            let index = slot.queue;
+            let Some(queue) = self.queues.get_mut(index) else {
                 continue;
             };
             queue.readable = slot.queue_offset + 1;
             queue.last_store_timestamp = slot.unit.store_timestamp;
             let waiting = queue.parked_head != u32::MAX;
             if waiting {
-                self.parked
-                    .wake(&mut self.queues, slot.queue, &mut self.woken);
+                self.parked.wake(&mut self.queues, index, &mut self.woken);
             }
         }
     }

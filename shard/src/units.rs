@@ -186,11 +186,12 @@ impl UnitRing {
     }
 
     /// The next slot whose record ends at or before `watermark`, moved past.
-    pub fn dispatch_next(&mut self, watermark: u64) -> Option<Slot> {
-        let slot = *self.get(self.dispatched)?;
-        if slot.end > watermark {
+    pub fn dispatch_next(&mut self, watermark: u64) -> Option<&Slot> {
+        if self.dispatched >= self.appended {
             return None;
         }
+        let place = (self.dispatched & self.mask) as usize;
+        let slot = self.slots.get(place).filter(|slot| slot.end <= watermark)?;
         self.dispatched += 1;
         Some(slot)
     }

@@ -3,7 +3,7 @@
 //! Invariant: the position never passes the end of the text, and a nested value is followed at
 //! most [`DEPTH_MAX`] levels deep.
 
-use memchr::{memchr, memchr2};
+use memchr::memchr;
 
 /// Deepest nesting the scanner follows in values nobody asked for.
 pub(crate) const DEPTH_MAX: usize = 16;
@@ -38,6 +38,59 @@ pub(crate) enum Value {
     Nested(Span),
 }
 
+/// Every byte of a word the same.
+const fn spread(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+
+/// The top bit of every byte that is zero; only bits above the lowest one may be wrong.
+const fn zero_bytes(word: u64) -> u64 {
+    word.wrapping_sub(spread(1)) & !word & spread(0x80)
+}
+
+/// The top bit of every byte that a JSON string cannot hold as it is: quote, backslash, control
+/// characters; only bits above the lowest one may be wrong.
+const fn special_bytes(word: u64) -> u64 {
+    let controls = word.wrapping_sub(spread(0x20)) & !word & spread(0x80);
+    zero_bytes(word ^ spread(b'"')) | zero_bytes(word ^ spread(b'\\')) | controls
+}
+
+/// Where the first byte is that `is_hit` tells of one and `hits` of eight.
+fn find(bytes: &[u8], hits: impl Fn(u64) -> u64, is_hit: impl Fn(u8) -> bool) -> Option<usize> {
+    let mut rest = bytes;
+    let mut at = 0;
+    // The strings of a header are short: a call of `memchr` costs more than it saves.
+    while let Some((chunk, after)) = rest.split_first_chunk::<8>() {
+        let found = hits(u64::from_le_bytes(*chunk));
+        if found != 0 {
+            return Some(at + found.trailing_zeros() as usize / 8);
+        }
+        rest = after;
+        at += 8;
+    }
+    let hop = rest.iter().position(|byte| is_hit(*byte))?;
+    Some(at + hop)
+}
+
+/// The top bit of every quote and backslash in eight bytes; only bits above the lowest one may be
+/// wrong.
+#[inline(always)]
+pub(crate) const fn quote_or_backslash_bits(word: u64) -> u64 {
+    zero_bytes(word ^ spread(b'"')) | zero_bytes(word ^ spread(b'\\'))
+}
+
+/// Where the first quote or backslash is.
+fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
+    let is_hit = |byte| matches!(byte, b'"' | b'\\');
+    find(bytes, quote_or_backslash_bits, is_hit)
+}
+
+/// Where the first byte is that has to be escaped in a JSON string.
+pub(crate) fn to_be_escaped(bytes: &[u8]) -> Option<usize> {
+    let is_special = |byte| byte < 0x20 || matches!(byte, b'"' | b'\\');
+    find(bytes, special_bytes, is_special)
+}
+
 /// A position in JSON text.
 pub(crate) struct Scanner<'a> {
     text: &'a [u8],
@@ -65,6 +118,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// The next byte that is not white space, not consumed.
+    #[inline]
     pub fn peek(&mut self) -> Option<u8> {
         while let Some(byte) = self.byte() {
             if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
@@ -106,7 +160,7 @@ impl<'a> Scanner<'a> {
         let start = self.at;
         let mut escaped = false;
         loop {
-            let Some(hop) = memchr2(b'"', b'\\', self.rest()) else {
+            let Some(hop) = quote_or_backslash(self.rest()) else {
                 return self.error("string without closing quote");
             };
             self.at += hop;
@@ -245,6 +299,29 @@ fn is_number(word: &[u8]) -> bool {
     }
 }
 
+/// Appends a string's text, its escapes resolved, as [`unescape`] does.
+pub(crate) fn append_unescaped(text: &str, out: &mut Vec<u8>) {
+    let mut rest = text.as_bytes();
+    // Properties are full of the two separators, which every encoder writes as `\u0001` and `\u0002`.
+    while let Some(hop) = memchr(b'\\', rest) {
+        let (plain, escape) = rest.split_at(hop);
+        out.extend_from_slice(plain);
+        match escape {
+            [_, b'u', b'0', b'0', b'0', digit @ b'0'..=b'9', after @ ..] => {
+                out.push(*digit - b'0');
+                rest = after;
+            }
+            _ => {
+                let at = text.len() - escape.len();
+                let (character, bytes) = resolve(text.get(at..).unwrap_or_default());
+                out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+                rest = escape.get(bytes..).unwrap_or_default();
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+}
+
 /// Calls `emit` with the pieces of a string's text, its escapes resolved.
 ///
 /// The text must have passed [`Scanner::string`]. Half a surrogate pair becomes U+FFFD.
@@ -299,4 +376,48 @@ fn unicode(escape: &str) -> (char, usize) {
         char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER),
         6,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_found_at_every_place_and_none_else() {
+        for len in 0..40 {
+            for at in 0..len {
+                for byte in 0..=255u8 {
+                    let mut text = vec![b'a'; len];
+                    text[at] = byte;
+                    // What follows the hit must not matter.
+                    text[at + 1..].fill(byte.wrapping_add(1));
+                    let expected = text.iter().position(|b| matches!(b, b'"' | b'\\'));
+                    assert_eq!(quote_or_backslash(&text), expected, "{text:?}");
+                    let special = |b: &u8| *b < 0x20 || matches!(b, b'"' | b'\\');
+                    assert_eq!(
+                        to_be_escaped(&text),
+                        text.iter().position(special),
+                        "{text:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_ways_to_resolve_escapes_agree() {
+        for text in [
+            "",
+            "plain",
+            "KEYS\\u0001a b\\u0002TAGS\\u0001t",
+            "\\u0000\\u0009\\u000a\\u001f\\u00e9\\u4e2d",
+            "\\ud83d\\ude00 \\ud83d. \\n\\t\\\"\\\\\\/",
+        ] {
+            let mut pieces = String::new();
+            unescape(text, |piece| pieces.push_str(piece));
+            let mut bytes = Vec::new();
+            append_unescaped(text, &mut bytes);
+            assert_eq!(bytes, pieces.as_bytes(), "{text}");
+        }
+    }
 }

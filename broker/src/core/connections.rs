@@ -7,6 +7,7 @@
 //! read is paused at [`OUT_BYTES_PAUSE`] and closed at [`OUT_BYTES_MAX`] (P5).
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 
 use shard::runtime::ConnectionId;
@@ -17,6 +18,28 @@ pub const OUT_BYTES_PAUSE: usize = 8 * 1024 * 1024;
 pub const OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Capacity of an output buffer that is kept for reuse.
 const KEPT_BYTES: usize = 1024 * 1024;
+
+/// Hashes connection ids. The driver makes them, so nobody can choose ones that collide.
+#[derive(Clone, Copy, Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // The table looks at the low bits and the highest seven.
+        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
 
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +82,7 @@ pub struct Connection {
 /// All connections of a core.
 #[derive(Default)]
 pub struct Connections {
-    all: HashMap<u64, Connection>,
+    all: HashMap<u64, Connection, BuildHasherDefault<IdHasher>>,
     with_output: Vec<u64>,
 }
 
@@ -196,11 +219,69 @@ impl Connections {
         Pressure::None
     }
 
+    /// Frees the buffers of connections that have been silent since `before_us`, so that an idle
+    /// connection costs its table entry only.
+    pub fn shrink_idle(&mut self, before_us: u64) {
+        for connection in self.all.values_mut() {
+            let is_idle = connection.active_us < before_us && !connection.sending;
+            if is_idle && connection.input.is_empty() && connection.out.is_empty() {
+                connection.input = Vec::new();
+                connection.out = Vec::new();
+                connection.spare = Vec::new();
+            }
+        }
+    }
+
     /// Whether some output has not left yet.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.all
             .values()
             .any(|connection| connection.sending || !connection.out.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: u64 = 1 << 32;
+
+    fn connections() -> Connections {
+        let mut connections = Connections::default();
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        connections.insert(ConnectionId(ID), Purpose::Broker, peer, 0);
+        connections
+    }
+
+    #[test]
+    fn an_idle_connection_keeps_no_buffer_and_a_busy_one_keeps_its_bytes() {
+        let mut connections = connections();
+        connections.output(ID).unwrap().extend([7; 5000]);
+        connections.shrink_idle(u64::MAX);
+        assert_eq!(connections.get(ID).unwrap().out, [7; 5000]);
+        let mut sent = Vec::new();
+        connections.flush(|_, buffer| sent = buffer, |_, _| {});
+        connections.shrink_idle(u64::MAX);
+        connections.sent(ID, sent, 10);
+        assert!(connections.get(ID).unwrap().spare.capacity() >= 5000);
+        connections.shrink_idle(10);
+        assert!(connections.get(ID).unwrap().spare.capacity() >= 5000);
+        connections.shrink_idle(11);
+        let idle = connections.get(ID).unwrap();
+        let kept = idle.spare.capacity() + idle.out.capacity() + idle.input.capacity();
+        assert_eq!(kept, 0);
+    }
+
+    #[test]
+    fn ids_that_follow_each_other_do_not_share_their_low_bits() {
+        let low: std::collections::HashSet<u64> = (0..4096)
+            .map(|index| {
+                let mut hasher = IdHasher::default();
+                hasher.write_u64(ID | index);
+                hasher.finish() & 0xffff
+            })
+            .collect();
+        assert!(low.len() > 3900, "{}", low.len());
     }
 }

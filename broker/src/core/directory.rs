@@ -125,21 +125,24 @@ impl TopicEntry {
     }
 }
 
+/// A table by name. Looked at for every message, so its hash is a fast one with a random seed.
+pub type ByName<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
+
 /// One core's tables.
 #[derive(Default)]
 pub struct Directory {
     /// Topics by name.
-    pub topics: HashMap<Box<str>, TopicEntry>,
+    pub topics: ByName<TopicEntry>,
     /// Groups by name.
-    pub groups: HashMap<Box<str>, Arc<SubscriptionGroupConfig>>,
+    pub groups: ByName<Arc<SubscriptionGroupConfig>>,
     /// Subscriptions by group.
-    pub subscriptions: HashMap<Box<str>, Arc<GroupSubscriptions>>,
+    pub subscriptions: ByName<Arc<GroupSubscriptions>>,
     /// Topics that were removed since the start; some may have been made again.
     pub made_again: HashSet<Box<str>>,
     /// Topics that groups are set to pull, not to pop, by group.
     pub pulled: HashMap<Box<str>, HashSet<Box<str>>>,
     /// Forbidden bits by group and topic.
-    pub forbidden: HashMap<Box<str>, Arc<BTreeMap<String, i32>>>,
+    pub forbidden: ByName<Arc<BTreeMap<String, i32>>>,
 }
 
 /// Removed topics that are remembered.

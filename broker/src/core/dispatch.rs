@@ -27,20 +27,50 @@ impl State {
         if connection.closing {
             return;
         }
-        if connection.input.is_empty() {
-            let used = self.take_frames(id, bytes);
-            let rest = bytes.get(used..).unwrap_or_default();
-            if let Some(connection) = self.net.get_mut(id.0).filter(|_| !rest.is_empty()) {
-                connection.input.extend_from_slice(rest);
+        let mut rest = bytes;
+        if !connection.input.is_empty() {
+            let mut input = std::mem::take(&mut connection.input);
+            let taken = self.complete(id, &mut input, bytes);
+            rest = bytes.get(taken..).unwrap_or_default();
+            if let Some(connection) = self.net.get_mut(id.0) {
+                connection.input = input;
+                if !connection.input.is_empty() || connection.closing {
+                    return;
+                }
             }
-            return;
         }
-        connection.input.extend_from_slice(bytes);
-        let mut input = std::mem::take(&mut connection.input);
-        let used = self.take_frames(id, &input);
-        input.drain(..used.min(input.len()));
-        if let Some(connection) = self.net.get_mut(id.0) {
-            connection.input = input;
+        let used = self.take_frames(id, rest);
+        let rest = rest.get(used..).unwrap_or_default();
+        if let Some(connection) = self.net.get_mut(id.0).filter(|_| !rest.is_empty()) {
+            connection.input.extend_from_slice(rest);
+        }
+    }
+
+    /// Completes the frame whose beginning is in `input`, and handles it. Returns how many of the
+    /// bytes belong to it; all that follow can be read where they are.
+    fn complete(&mut self, id: ConnectionId, input: &mut Vec<u8>, bytes: &[u8]) -> usize {
+        let mut taken = 0;
+        loop {
+            let bytes_max = self.hot.frame_bytes_max;
+            // A length that is wrong is found again, and said, by `take_frames`.
+            let wanted = match frame::needed(input, bytes_max) {
+                Ok(Some(whole)) if input.len() >= frame::PREFIX_BYTES => whole,
+                Ok(_) => frame::PREFIX_BYTES,
+                Err(_) => input.len(),
+            };
+            let missing = wanted.saturating_sub(input.len());
+            if missing == 0 {
+                let used = self.take_frames(id, input);
+                input.drain(..used.min(input.len()));
+                return taken;
+            }
+            let rest = bytes.get(taken..).unwrap_or_default();
+            let part = rest.get(..missing.min(rest.len())).unwrap_or_default();
+            if part.is_empty() {
+                return taken;
+            }
+            input.extend_from_slice(part);
+            taken += part.len();
         }
     }
 
@@ -179,12 +209,7 @@ impl State {
         match self.home_of(shard) {
             Some(core) if core == self.core => false,
             Some(core) => {
-                let message = MeshMessage::Request {
-                    origin: *origin,
-                    frame: whole.to_vec(),
-                    queue_id,
-                };
-                self.forward(core, reply, message);
+                self.forward_frame(core, origin, reply, whole, queue_id);
                 true
             }
             None => {
@@ -218,21 +243,21 @@ impl State {
     /// Takes a message of another core (or of this one).
     pub fn on_message(&mut self, from: usize, message: MeshMessage) {
         match message {
-            MeshMessage::Request {
-                origin,
-                frame,
-                queue_id,
-            } => {
-                self.on_whole_frame(&origin, &frame, queue_id);
+            MeshMessage::Requests(frames) => {
+                for ((origin, queue_id), frame) in frames.iter() {
+                    self.on_whole_frame(origin, frame, *queue_id);
+                }
             }
             MeshMessage::Control { origin, frame } => self.control_request(&origin, &frame),
             MeshMessage::Create { origin, frame } => self.control_create(origin, frame),
             MeshMessage::ClientAnswer { link, frame } => self.control_client_answer(link, &frame),
-            MeshMessage::Deliver { connection, frame } => {
-                if let Some(out) = self.net.output(connection) {
-                    out.extend_from_slice(&frame);
-                } else if super::pop::is_part(connection) {
-                    self.on_part_answered(connection, &frame);
+            MeshMessage::Deliver(frames) => {
+                for (connection, frame) in frames.iter() {
+                    if let Some(out) = self.net.output(*connection) {
+                        out.extend_from_slice(frame);
+                    } else if super::pop::is_part(*connection) {
+                        self.on_part_answered(*connection, frame);
+                    }
                 }
             }
             MeshMessage::Closed(link) => self.control_closed(link),

@@ -10,6 +10,7 @@ use shard::cold::KeyQuestion;
 use wire::body::SubscriptionGroupConfig;
 use wire::frame::Serialization;
 
+use super::frames::Frames;
 use super::report::{Report, ReportQuery};
 use crate::config::Config;
 use crate::control::effects::{ClientLink, OffsetSet, Origin, PlacedTopic};
@@ -116,15 +117,8 @@ pub enum Told {
 /// One message between cores.
 #[derive(Debug)]
 pub enum MeshMessage {
-    /// A request for the receiver's queues. `queue_id` is the resolved queue for sends.
-    Request {
-        /// Who asked.
-        origin: Origin,
-        /// Whole frame.
-        frame: Vec<u8>,
-        /// Queue chosen on the way, if the request names none.
-        queue_id: Option<i32>,
-    },
+    /// Requests for the receiver's queues: who asked, and the queue chosen on the way for a send.
+    Requests(Frames<(Origin, Option<i32>)>),
     /// A request for the control task.
     Control {
         /// Who asked.
@@ -146,13 +140,8 @@ pub enum MeshMessage {
         /// Whole frame.
         frame: Vec<u8>,
     },
-    /// A frame for a connection of the receiver.
-    Deliver {
-        /// Connection id.
-        connection: u64,
-        /// Whole frame.
-        frame: Vec<u8>,
-    },
+    /// Frames for connections of the receiver.
+    Deliver(Frames<u64>),
     /// A client connection is gone.
     Closed(ClientLink),
     /// A group pulls from a topic with a subscription of its own.

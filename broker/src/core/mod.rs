@@ -9,6 +9,7 @@ pub mod control_task;
 pub mod directory;
 pub mod dispatch;
 pub mod filters;
+pub mod frames;
 pub mod gather;
 pub mod held;
 pub mod jobs;

@@ -301,18 +301,15 @@ impl State {
         let Some(local) = self.shards.get_mut(pull.local) else {
             return;
         };
-        let (offset, waiting) = (pull.offset, pull.clone());
-        let parked = self.pulls.insert(move |token| {
-            let id = local.shard.park(pull.queue, token)?;
-            Some(WaitingPull {
-                waits_for: WaitsFor::Message(id),
-                ..pull
-            })
+        let queue = pull.queue;
+        let parked = self.pulls.insert(pull, |token| {
+            local.shard.park(queue, token).map(WaitsFor::Message)
         });
-        if !parked {
+        if let Err(pull) = parked {
             self.counters.park_refused += 1;
+            let offset = pull.offset;
             self.answer_pull(
-                &waiting,
+                &pull,
                 response::PULL_NOT_FOUND,
                 offset,
                 "too many parked pulls",
@@ -330,19 +327,13 @@ impl State {
             wanted: pull.wanted.clone(),
             limits: pull.limits,
         };
-        let waiting = pull.clone();
-        let asked = self.pulls.insert(move |token| {
-            let deadline_us = u64::MAX;
-            let pull = WaitingPull {
-                waits_for: WaitsFor::Disk,
-                deadline_us,
-                ..pull
-            };
-            local.shard.ask(token, question).then_some(pull)
+        let asked = self.pulls.insert(pull, |token| {
+            let taken = local.shard.ask(token, question);
+            taken.then_some(WaitsFor::Disk)
         });
-        if !asked {
+        if let Err(pull) = asked {
             let remark = "disk: too many cold reads wait; try again";
-            self.answer(&waiting.reply, response::SYSTEM_BUSY, Some(remark));
+            self.answer(&pull.reply, response::SYSTEM_BUSY, Some(remark));
         }
     }
 

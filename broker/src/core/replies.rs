@@ -23,21 +23,37 @@ pub struct Waiting {
     pub since_us: u64,
 }
 
+/// Bytes of answers gone that are let lie in front of those that wait.
+const GONE_BYTES_MAX: usize = 256 * 1024;
+
 /// The waiting answers of one shard.
 #[derive(Default)]
 pub struct WaitingReplies {
     waiting: VecDeque<Waiting>,
-    bytes: VecDeque<u8>,
+    /// Frames one behind the other; those before `gone` have left.
+    bytes: Vec<u8>,
+    gone: usize,
 }
 
 impl WaitingReplies {
-    /// Adds an answer; `encoded` is its frame.
-    pub fn push(&mut self, end: u64, to: ReplyTo, since_us: u64, encoded: &[u8]) {
-        self.bytes.extend(encoded);
+    /// Adds an answer; `encode` appends its frame.
+    pub fn push(
+        &mut self,
+        end: u64,
+        to: ReplyTo,
+        since_us: u64,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) {
+        if self.waiting.is_empty() || self.gone > GONE_BYTES_MAX.max(self.bytes.len() / 2) {
+            self.bytes.drain(..self.gone);
+            self.gone = 0;
+        }
+        let start = self.bytes.len();
+        encode(&mut self.bytes);
         self.waiting.push_back(Waiting {
             end,
             to,
-            len: encoded.len(),
+            len: self.bytes.len() - start,
             since_us,
         });
     }
@@ -60,22 +76,16 @@ impl WaitingReplies {
         self.waiting.front()
     }
 
-    /// Takes the oldest answer if `due` says so; its frame is appended to `out`.
-    pub fn take(
-        &mut self,
-        due: impl FnOnce(&Waiting) -> bool,
-        out: &mut Vec<u8>,
-    ) -> Option<Waiting> {
+    /// Takes the oldest answer, with its frame, if `due` says so.
+    pub fn take(&mut self, due: impl FnOnce(&Waiting) -> bool) -> Option<(Waiting, &[u8])> {
         if !due(self.waiting.front()?) {
             return None;
         }
         let waiting = self.waiting.pop_front()?;
-        let (first, second) = self.bytes.as_slices();
-        let from_first = waiting.len.min(first.len());
-        out.extend_from_slice(first.get(..from_first).unwrap_or_default());
-        out.extend_from_slice(second.get(..waiting.len - from_first).unwrap_or_default());
-        self.bytes.drain(..waiting.len);
-        Some(waiting)
+        let start = self.gone;
+        self.gone += waiting.len;
+        let frame = self.bytes.get(start..self.gone).unwrap_or_default();
+        Some((waiting, frame))
     }
 }
 
@@ -98,39 +108,44 @@ mod tests {
         }
     }
 
+    fn push(replies: &mut WaitingReplies, end: u64, opaque: i32, frame: &[u8]) {
+        replies.push(end, to(opaque), 0, |out| out.extend_from_slice(frame));
+    }
+
     #[test]
     fn no_answer_leaves_before_its_end_is_reached() {
         let mut replies = WaitingReplies::default();
-        replies.push(100, to(1), 0, b"one");
-        replies.push(200, to(2), 0, b"three");
-        let mut out = Vec::new();
-        assert!(
-            replies
-                .take(|waiting| waiting.end <= 99, &mut out)
-                .is_none()
-        );
-        assert_eq!(
-            replies
-                .take(|waiting| waiting.end <= 100, &mut out)
-                .unwrap()
-                .to
-                .opaque,
-            1
-        );
-        assert!(
-            replies
-                .take(|waiting| waiting.end <= 100, &mut out)
-                .is_none()
-        );
-        assert_eq!(
-            replies
-                .take(|waiting| waiting.end <= 200, &mut out)
-                .unwrap()
-                .to
-                .opaque,
-            2
-        );
-        assert_eq!(out, b"onethree");
+        push(&mut replies, 100, 1, b"one");
+        push(&mut replies, 200, 2, b"three");
+        assert!(replies.take(|waiting| waiting.end <= 99).is_none());
+        let (waiting, frame) = replies.take(|waiting| waiting.end <= 100).unwrap();
+        assert_eq!((waiting.to.opaque, frame), (1, &b"one"[..]));
+        assert!(replies.take(|waiting| waiting.end <= 100).is_none());
+        let (waiting, frame) = replies.take(|waiting| waiting.end <= 200).unwrap();
+        assert_eq!((waiting.to.opaque, frame), (2, &b"three"[..]));
         assert!(replies.is_empty());
+    }
+
+    #[test]
+    fn frames_stay_their_own_while_others_come_and_go() {
+        let mut replies = WaitingReplies::default();
+        let frame = |number: i32| vec![number as u8; 1000 + number as usize % 7];
+        let mut next = 0;
+        for number in 0..5_000 {
+            push(&mut replies, number as u64, number, &frame(number));
+            // Two come for each that goes at first, then the other way round.
+            let due = if number < 1_000 { number % 2 } else { 2 };
+            for _ in 0..due {
+                if let Some((waiting, bytes)) = replies.take(|_| true) {
+                    assert_eq!((waiting.to.opaque, bytes), (next, &frame(next)[..]));
+                    next += 1;
+                }
+            }
+        }
+        assert!(next > 4_900);
+        assert!(
+            replies.bytes.len() < 4 * GONE_BYTES_MAX,
+            "what has left is freed"
+        );
     }
 }

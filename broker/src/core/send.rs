@@ -11,10 +11,11 @@
 use shard::queue::QueueIndex;
 use shard::{Appended, NewMessage, Refusal};
 use wire::codes::{request, response};
-use wire::header::{ExtValue, FieldError, Header, Reply, encode_reply};
+use wire::header::{FieldError, Header, SendAnswerFields};
 use wire::message::{PROPERTIES_BYTES_MAX, batch, ids, properties, sysflag, tags};
 use wire::requests::SendRequest;
 
+use super::directory::QueueHome;
 use super::messages::ReplyTo;
 use super::state::State;
 use crate::control::effects::Origin;
@@ -137,7 +138,7 @@ impl State {
         } else {
             chosen.unwrap_or(request.queue_id)
         };
-        if !self.directory.topics.contains_key(topic) || !names::is_sendable(topic) {
+        if !names::is_sendable(topic) {
             return self.to_creation(origin, whole);
         }
         let is_batch = header.code == request::SEND_BATCH_MESSAGE || request.batch;
@@ -145,8 +146,11 @@ impl State {
             return self.answer(reply, code, Some(&remark));
         }
         let (queue_id, home) = match self.choose_queue(topic, wanted) {
-            Ok(found) => found,
-            Err(remark) => return self.answer(reply, response::INVALID_PARAMETER, Some(&remark)),
+            Some(Ok(found)) => found,
+            Some(Err(remark)) => {
+                return self.answer(reply, response::INVALID_PARAMETER, Some(&remark));
+            }
+            None => return self.to_creation(origin, whole),
         };
         if self.sent_on(home.shard, origin, reply, whole, Some(queue_id)) {
             return;
@@ -214,20 +218,20 @@ impl State {
         Ok(())
     }
 
+    /// The queue a message goes to, and its home; `None` when there is no such topic.
     fn choose_queue(
         &mut self,
         topic: &str,
         wanted: i32,
-    ) -> Result<(i32, super::directory::QueueHome), String> {
-        let Some(entry) = self.directory.topics.get_mut(topic) else {
-            return Err("no such topic".to_owned());
-        };
+    ) -> Option<Result<(i32, QueueHome), String>> {
+        let entry = self.directory.topics.get_mut(topic)?;
         let bound = entry
             .config
             .write_queue_nums
             .max(entry.config.read_queue_nums);
         if wanted >= bound {
-            return Err(format!("queueId {wanted} of topic {topic}, bound {bound}"));
+            let remark = format!("queueId {wanted} of topic {topic}, bound {bound}");
+            return Some(Err(remark));
         }
         let queue_id = if wanted >= 0 {
             wanted
@@ -235,10 +239,10 @@ impl State {
             entry.next_queue = entry.next_queue.wrapping_add(1);
             (entry.next_queue % entry.config.write_queue_nums.max(1) as u32) as i32
         };
-        match entry.homes.get(queue_id as usize) {
+        Some(match entry.homes.get(queue_id as usize) {
             Some(home) => Ok((queue_id, *home)),
             None => Err(format!("queueId {queue_id} of topic {topic} has no home")),
-        }
+        })
     }
 
     /// Puts the properties of a single message into the scratch; the error is what is illegal.
@@ -438,37 +442,37 @@ impl State {
         if reply.oneway {
             return;
         }
+        let unique = unique.map_or(&[] as &[u8], |place| cut(place, &self.scratch.properties));
+        let fields = SendAnswerFields {
+            opaque: reply.opaque,
+            message_ids: &self.scratch.ids,
+            queue_id: target.queue_id,
+            queue_offset: appended.queue_offset,
+            transaction_id: std::str::from_utf8(unique).unwrap_or_default(),
+        };
+        let answer = &self.hot.send_answer;
+        let encode = |out: &mut Vec<u8>| answer.encode(out, reply.serialization, &fields);
+        let Some(shard) = self.shards.get_mut(target.local) else {
+            return;
+        };
+        if !shard.replies.is_empty() || shard.shard.watermark() < appended.end {
+            let now_us = self.now.monotonic_us;
+            shard.replies.push(appended.end, *reply, now_us, encode);
+            return;
+        }
+        shard.latency.record(1);
+        if usize::from(reply.link.core) == self.core {
+            if let Some(out) = self.net.output(reply.link.connection) {
+                encode(out);
+            }
+            return;
+        }
         let mut frame = std::mem::take(&mut self.scratch.reply);
         frame.clear();
-        let unique = unique.map_or(&[] as &[u8], |place| cut(place, &self.scratch.properties));
-        let ext = [
-            ("MSG_REGION", ExtValue::Str(&self.hot.region)),
-            (
-                "TRACE_ON",
-                ExtValue::Str(if self.hot.trace_on { "true" } else { "false" }),
-            ),
-            (
-                "msgId",
-                ExtValue::Str(std::str::from_utf8(&self.scratch.ids).unwrap_or_default()),
-            ),
-            ("queueId", ExtValue::Int(i64::from(target.queue_id))),
-            ("queueOffset", ExtValue::Int(appended.queue_offset)),
-            (
-                "transactionId",
-                ExtValue::Str(std::str::from_utf8(unique).unwrap_or_default()),
-            ),
-        ];
-        let fields = ext
-            .get(..ext.len() - usize::from(unique.is_empty()))
-            .unwrap_or(&ext);
-        let head = Reply {
-            code: response::SUCCESS,
-            opaque: reply.opaque,
-            remark: None,
-            ext: fields,
-        };
-        encode_reply(&mut frame, reply.serialization, &head, &[]);
-        self.reply_at(reply, target.local, appended.end, &frame);
+        self.hot
+            .send_answer
+            .encode(&mut frame, reply.serialization, &fields);
+        self.deliver(reply.link, &frame);
         self.scratch.reply = frame;
     }
 
@@ -482,7 +486,9 @@ impl State {
             shard.latency.record(1);
             self.deliver(reply.link, frame);
         } else {
-            shard.replies.push(end, *reply, now_us, frame);
+            shard
+                .replies
+                .push(end, *reply, now_us, |out| out.extend_from_slice(frame));
         }
     }
 }

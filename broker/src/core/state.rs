@@ -11,11 +11,12 @@ use shard::queue::QueueIndex;
 use shard::runtime::Now;
 use shard::{Refusal, Shard, StoreError};
 use wire::codes::response;
-use wire::header::{Header, Reply, encode_reply};
+use wire::header::{Header, Reply, SendAnswer, encode_reply};
 
 use super::connections::Connections;
 use super::control_task::ControlTask;
 use super::directory::{Directory, NO_QUEUE};
+use super::frames::Frames;
 use super::messages::{MeshMessage, ReplyTo};
 use super::namesrv_task::NameServerTask;
 use super::pulls::PullTable;
@@ -23,8 +24,9 @@ use super::replies::WaitingReplies;
 use crate::config::Config;
 use crate::control::effects::{ClientLink, Origin};
 
-/// Messages waiting for room in the mesh ring to one core; beyond it requests are refused.
-pub const MESH_WAITING_MAX: usize = 65_536;
+/// Messages (packs of frames count as one) that wait for room in the mesh ring to one core; beyond
+/// it requests are refused. Packs are 64 KiB, so this is up to 256 MiB.
+pub const MESH_WAITING_MAX: usize = 4_096;
 
 /// Counters of a core.
 #[derive(Clone, Copy, Default, Debug)]
@@ -74,10 +76,8 @@ pub struct HotSettings {
     pub permission: i32,
     /// Properties added to every single message.
     pub added_properties: Vec<u8>,
-    /// Region, for answers.
-    pub region: String,
-    /// Whether trace is on, for answers.
-    pub trace_on: bool,
+    /// Answers of sends, as far as they are all the same.
+    pub send_answer: SendAnswer,
     /// Messages per pull from memory.
     pub pull_messages_max: usize,
     /// Bytes per pull from memory.
@@ -112,8 +112,7 @@ impl HotSettings {
             frame_bytes_max: config.frame_bytes_max.0 as usize,
             permission: config.broker_permission as i32,
             added_properties: added,
-            region,
-            trace_on: config.trace_on,
+            send_answer: SendAnswer::new(&region, config.trace_on),
             pull_messages_max: config.pull_messages_memory_max as usize,
             pull_bytes_max: config.pull_bytes_memory_max.0 as usize,
             long_polling: config.long_polling,
@@ -215,7 +214,61 @@ pub struct State {
     pub null: Option<super::null::NullStore>,
 }
 
+/// What the state of a core is made of.
+pub struct StateParts {
+    /// Number of the core.
+    pub core: usize,
+    /// Settings in force.
+    pub config: Arc<Config>,
+    /// Ring ends to the other cores.
+    pub mesh: MeshEnd<MeshMessage>,
+    /// Core of each shard of the broker.
+    pub homes: Arc<Vec<usize>>,
+    /// Shards of this core.
+    pub shards: Vec<LocalShard>,
+    /// Address stored with records and told in ids.
+    pub store_host: std::net::SocketAddr,
+    /// Where figures go.
+    pub metrics: Arc<super::metrics::Metrics>,
+}
+
 impl State {
+    /// A core without connections, tables and tasks.
+    #[must_use]
+    pub fn new(parts: StateParts) -> Self {
+        Self {
+            core: parts.core,
+            now: Now::default(),
+            hot: HotSettings::new(&parts.config),
+            net: Connections::default(),
+            shards: parts.shards,
+            homes: parts.homes,
+            directory: Directory::default(),
+            filters: super::filters::FilterCache::default(),
+            pulls: PullTable::default(),
+            pop: super::pop::PopState::default(),
+            waiting: (0..parts.mesh.cores()).map(|_| VecDeque::new()).collect(),
+            mesh: parts.mesh,
+            control: None,
+            name_server: None,
+            counters: CoreCounters::default(),
+            scratch: Scratch::default(),
+            store_host: parts.store_host,
+            stopping: false,
+            malformed_logged_us: 0,
+            turn_again: false,
+            to_close: Vec::new(),
+            cold_asks: super::gather::ColdAsks::default(),
+            jobs: super::jobs::Jobs::default(),
+            inbox: Vec::new(),
+            retention: super::retention::RetentionState::default(),
+            metrics: parts.metrics,
+            published_us: 0,
+            null: None,
+            config: parts.config,
+        }
+    }
+
     /// The link of a connection of this core.
     #[must_use]
     pub fn link(&self, connection: u64) -> ClientLink {
@@ -259,20 +312,51 @@ impl State {
         }
     }
 
-    /// Sends a request on to the core that has to answer it.
+    /// Sends a message on to the core that has to answer it.
     pub fn forward(&mut self, core: usize, reply: &ReplyTo, message: MeshMessage) {
-        let held = self.waiting.get(core).map_or(0, VecDeque::len);
-        if core != self.core && held >= MESH_WAITING_MAX {
-            self.counters.mesh_refused += 1;
-            let remark = format!(
-                "mesh: {held} messages wait for core {core}, bound {MESH_WAITING_MAX}; \
-                 try another broker"
-            );
-            self.answer(reply, response::SERVICE_NOT_AVAILABLE, Some(&remark));
+        if self.may_forward(core, reply) {
+            self.counters.forwarded += u64::from(core != self.core);
+            self.send_to(core, message);
+        }
+    }
+
+    /// Sends a request on to a core, in one pack with those before it.
+    pub fn forward_frame(
+        &mut self,
+        core: usize,
+        origin: &Origin,
+        reply: &ReplyTo,
+        whole: &[u8],
+        queue_id: Option<i32>,
+    ) {
+        if !self.may_forward(core, reply) {
             return;
         }
         self.counters.forwarded += u64::from(core != self.core);
-        self.send_to(core, message);
+        let mut item = (*origin, queue_id);
+        let last = self.waiting.get_mut(core).and_then(VecDeque::back_mut);
+        if let Some(MeshMessage::Requests(frames)) = last {
+            match frames.push(item, whole) {
+                Ok(()) => return,
+                Err(back) => item = back,
+            }
+        }
+        self.send_to(core, MeshMessage::Requests(Frames::one(item, whole)));
+    }
+
+    /// Whether there is room on the way to a core; the request is refused if not.
+    fn may_forward(&mut self, core: usize, reply: &ReplyTo) -> bool {
+        let held = self.waiting.get(core).map_or(0, VecDeque::len);
+        if core == self.core || held < MESH_WAITING_MAX {
+            return true;
+        }
+        self.counters.mesh_refused += 1;
+        let remark = format!(
+            "mesh: {held} messages wait for core {core}, bound {MESH_WAITING_MAX}; \
+             try another broker"
+        );
+        self.answer(reply, response::SERVICE_NOT_AVAILABLE, Some(&remark));
+        false
     }
 
     /// Moves waiting messages into the rings and rings the bells.
@@ -302,13 +386,17 @@ impl State {
             } else if super::pop::is_part(link.connection) {
                 self.on_part_answered(link.connection, frame);
             }
-        } else {
-            let (connection, frame) = (link.connection, frame.to_vec());
-            self.send_to(
-                usize::from(link.core),
-                MeshMessage::Deliver { connection, frame },
-            );
+            return;
         }
+        let core = usize::from(link.core);
+        let last = self.waiting.get_mut(core).and_then(VecDeque::back_mut);
+        if let Some(MeshMessage::Deliver(frames)) = last
+            && frames.push(link.connection, frame).is_ok()
+        {
+            return;
+        }
+        let frames = Frames::one(link.connection, frame);
+        self.send_to(core, MeshMessage::Deliver(frames));
     }
 
     /// Answers without fields or body.

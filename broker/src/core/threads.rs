@@ -3,7 +3,6 @@
 //! Invariant: the banner is printed when every core listens; the process ends with status 0 only
 //! after every core has drained.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -26,7 +25,7 @@ use super::outside::{
 };
 use super::registrar::{Identity, Registrar};
 use super::start::{self, OpenStore};
-use super::state::{CoreError, HotSettings, LocalShard, State};
+use super::state::{CoreError, LocalShard, State, StateParts};
 use super::store::{StoreIdentity, bytes_below};
 use super::turn::Core;
 use crate::cli::banner::{Banner, BrokerLines};
@@ -631,42 +630,21 @@ fn open_shard(
 }
 
 fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State {
-    let hot = HotSettings::new(&config);
-    let control = seed.control.map(|(control, registrar, effects)| {
+    let mut state = State::new(StateParts {
+        core: seed.core,
+        config,
+        mesh: seed.mesh,
+        homes: seed.homes,
+        shards,
+        store_host: seed.store_host,
+        metrics: seed.metrics,
+    });
+    state.control = seed.control.map(|(control, registrar, effects)| {
         Box::new(ControlTask::new(control, registrar, effects))
     });
-    let name_server = seed
+    state.name_server = seed
         .name_server
         .map(|(server, dir, _)| Box::new(NameServerTask::new(server, dir)));
-    State {
-        core: seed.core,
-        now: shard::runtime::Now::default(),
-        hot,
-        net: super::connections::Connections::default(),
-        shards,
-        homes: seed.homes,
-        directory: super::directory::Directory::default(),
-        filters: super::filters::FilterCache::default(),
-        pulls: super::pulls::PullTable::default(),
-        pop: super::pop::PopState::default(),
-        waiting: (0..seed.mesh.cores()).map(|_| VecDeque::new()).collect(),
-        mesh: seed.mesh,
-        control,
-        name_server,
-        counters: super::state::CoreCounters::default(),
-        scratch: super::state::Scratch::default(),
-        store_host: seed.store_host,
-        stopping: false,
-        malformed_logged_us: 0,
-        turn_again: false,
-        to_close: Vec::new(),
-        cold_asks: super::gather::ColdAsks::default(),
-        jobs: super::jobs::Jobs::default(),
-        inbox: Vec::new(),
-        retention: super::retention::RetentionState::default(),
-        metrics: seed.metrics,
-        published_us: 0,
-        null: seed.null.then(super::null::NullStore::default),
-        config,
-    }
+    state.null = seed.null.then(super::null::NullStore::default);
+    state
 }

@@ -17,8 +17,8 @@ use super::messages::MeshMessage;
 use super::replies::Waiting;
 use super::state::State;
 
-/// Mesh messages handled per turn.
-const MESH_PER_TURN: usize = 4096;
+/// Mesh messages handled per turn; one may be a pack of frames.
+const MESH_PER_TURN: usize = 256;
 /// Times a shard is turned at most in one turn of the core.
 const SHARD_TURNS_MAX: usize = 4;
 /// How often idle connections are looked for, in microseconds.
@@ -121,19 +121,6 @@ impl<D: Driver> Core<D> {
     }
 
     fn on_completion(&mut self, completion: Completion) {
-        let mut completion = completion;
-        for index in 0..self.state.shards.len() {
-            let Some(local) = self.state.shards.get_mut(index) else {
-                break;
-            };
-            match local
-                .shard
-                .on_completion(self.state.now, &mut self.driver, completion)
-            {
-                Some(back) => completion = back,
-                None => return,
-            }
-        }
         match completion {
             Completion::Received { connection, buffer } => {
                 let bytes = self.driver.received(buffer);
@@ -175,11 +162,25 @@ impl<D: Driver> Core<D> {
                 }
             }
             Completion::Closed { connection, .. } => self.state.on_closed(connection),
-            Completion::Job { token, result } if token == JOB_TOKEN => {
-                self.state
-                    .on_job(result.map(|_| ()).map_err(|error| error.to_string()));
+            other => self.on_disk_completion(other),
+        }
+    }
+
+    /// What the disk or a helper thread has finished goes to the shard that asked for it.
+    fn on_disk_completion(&mut self, completion: Completion) {
+        let mut completion = completion;
+        for local in &mut self.state.shards {
+            let now = self.state.now;
+            match local.shard.on_completion(now, &mut self.driver, completion) {
+                Some(back) => completion = back,
+                None => return,
             }
-            _ => {}
+        }
+        if let Completion::Job { token, result } = completion
+            && token == JOB_TOKEN
+        {
+            self.state
+                .on_job(result.map(|_| ()).map_err(|error| error.to_string()));
         }
     }
 
@@ -211,6 +212,7 @@ impl<D: Driver> Core<D> {
             return;
         }
         self.idle_scanned_us = now_us;
+        self.state.net.shrink_idle(now_us - IDLE_SCAN_US);
         let idle_us = u64::from(self.state.config.connection_idle_max_s) * 1_000_000;
         let idle = self.state.net.iter().filter(|(_, connection)| {
             connection.purpose != Purpose::Registration(0)
@@ -338,36 +340,40 @@ impl State {
     fn release_replies(&mut self, index: usize) {
         let now_us = self.now.monotonic_us;
         let timeout_us = self.hot.sync_flush_timeout_us;
-        let mut frame = std::mem::take(&mut self.scratch.reply);
+        let Some(local) = self.shards.get_mut(index) else {
+            return;
+        };
+        if local.replies.is_empty() {
+            return;
+        }
+        let mut replies = std::mem::take(&mut local.replies);
+        let watermark = local.shard.watermark();
+        let poison = local.shard.log().poison().map(str::to_owned);
         loop {
-            frame.clear();
-            let Some(local) = self.shards.get_mut(index) else {
-                break;
-            };
-            let watermark = local.shard.watermark();
-            let poison = local.shard.log().poison().map(str::to_owned);
             let mut passed = false;
-            let taken = local.replies.take(
-                |waiting| {
-                    passed = waiting.end <= watermark;
-                    passed || poison.is_some() || now_us > waiting.since_us + timeout_us
-                },
-                &mut frame,
-            );
-            let Some(waiting) = taken else { break };
+            let taken = replies.take(|waiting| {
+                passed = waiting.end <= watermark;
+                passed || poison.is_some() || now_us > waiting.since_us + timeout_us
+            });
+            let Some((waiting, frame)) = taken else { break };
             if passed {
-                local
-                    .latency
-                    .record(now_us.saturating_sub(waiting.since_us));
-                self.deliver(waiting.to.link, &frame);
-            } else if let Some(reason) = poison {
+                if let Some(local) = self.shards.get_mut(index) {
+                    let waited_us = now_us.saturating_sub(waiting.since_us);
+                    local.latency.record(waited_us);
+                }
+                self.deliver(waiting.to.link, frame);
+            } else if let Some(reason) = &poison {
                 let remark = format!("disk: {reason}");
                 self.answer(&waiting.to, response::SERVICE_NOT_AVAILABLE, Some(&remark));
             } else {
-                self.answer_flush_timeout(&waiting, &frame);
+                self.answer_flush_timeout(&waiting, frame);
             }
         }
-        self.scratch.reply = frame;
+        // Delivering an answer adds none, so nothing was put in its place meanwhile.
+        if let Some(local) = self.shards.get_mut(index) {
+            debug_assert!(local.replies.is_empty());
+            local.replies = replies;
+        }
     }
 
     /// The flush takes too long: the message is in the log, but not known to be on disk.

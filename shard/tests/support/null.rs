@@ -2,9 +2,11 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::indexing_slicing,
     reason = "a failed expectation may panic in a test"
 )]
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -19,11 +21,17 @@ use shard::runtime::{
 };
 use shard::{AckPoint, Shard, ShardConfig};
 
-/// A driver whose disk ends every write at the next look, without memory of its own.
+/// A driver whose disk ends every write at the next look, without memory of its own, and whose
+/// network takes everything at once.
 pub struct NullDriver {
     now: Now,
     files: u32,
     done: [Option<(u64, bool)>; 64],
+    arriving: VecDeque<(ConnectionId, u16)>,
+    bytes: Vec<Vec<u8>>,
+    sent: VecDeque<(ConnectionId, Vec<u8>)>,
+    /// Bytes sent in all.
+    pub sent_bytes: u64,
 }
 
 impl NullDriver {
@@ -36,7 +44,24 @@ impl NullDriver {
             now,
             files: 0,
             done: [None; 64],
+            arriving: VecDeque::with_capacity(64),
+            bytes: Vec::new(),
+            sent: VecDeque::with_capacity(64),
+            sent_bytes: 0,
         }
+    }
+
+    /// Keeps bytes that can arrive again and again; returns their name.
+    #[allow(dead_code, reason = "not every user of this machine has a network")]
+    pub fn keep(&mut self, bytes: Vec<u8>) -> u16 {
+        self.bytes.push(bytes);
+        (self.bytes.len() - 1) as u16
+    }
+
+    /// Lets kept bytes arrive on a connection.
+    #[allow(dead_code, reason = "not every user of this machine has a network")]
+    pub fn arrive(&mut self, connection: ConnectionId, bytes: u16) {
+        self.arriving.push_back((connection, bytes));
     }
 
     fn end(&mut self, token: u64, is_write: bool) {
@@ -68,11 +93,14 @@ impl Driver for NullDriver {
     fn connect(&mut self, _: SocketAddr) -> ConnectionId {
         ConnectionId(0)
     }
-    fn send(&mut self, _: ConnectionId, _: Vec<u8>) {}
+    fn send(&mut self, connection: ConnectionId, buffer: Vec<u8>) {
+        self.sent_bytes += buffer.len() as u64;
+        self.sent.push_back((connection, buffer));
+    }
     fn pause_receiving(&mut self, _: ConnectionId, _: bool) {}
     fn close(&mut self, _: ConnectionId) {}
-    fn received(&self, _: ReceivedId) -> &[u8] {
-        &[]
+    fn received(&self, buffer: ReceivedId) -> &[u8] {
+        &self.bytes[usize::from(buffer.0)]
     }
     fn release_received(&mut self, _: ReceivedId) {}
     fn adopt_file(&mut self, _: SimFile) -> FileId {
@@ -102,6 +130,19 @@ impl Driver for NullDriver {
         self.now.wall_ms = 1_700_000_000_000 + (self.now.monotonic_us / 1000) as i64;
     }
     fn next(&mut self) -> Option<Completion> {
+        if let Some((connection, buffer)) = self.sent.pop_front() {
+            return Some(Completion::Sent {
+                connection,
+                buffer,
+                result: Ok(()),
+            });
+        }
+        if let Some((connection, bytes)) = self.arriving.pop_front() {
+            return Some(Completion::Received {
+                connection,
+                buffer: ReceivedId(bytes),
+            });
+        }
         let (token, is_write) = self.done.iter_mut().find_map(Option::take)?;
         Some(if is_write {
             Completion::Written {

@@ -73,7 +73,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Header<'_>, HeaderError> {
     } else {
         Some(Text::plain(remark))
     };
-    let mut ext = Ext::new(bytes);
+    let mut ext = Ext::of_bytes(bytes);
     let ext_length = cursor.i32("extFields length")?;
     let ext_end = match usize::try_from(ext_length) {
         Ok(ext_bytes) => cursor.at.saturating_add(ext_bytes),

@@ -5,6 +5,7 @@
 
 use super::{FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE_JAVA, language_name};
 use crate::frame::{LENGTH_BYTES, PREFIX_BYTES, Serialization};
+use crate::scan::to_be_escaped;
 
 /// Version ordinal in every answer. SQL92 subscriptions need at least 232 there.
 pub const SERVER_VERSION: i32 = 479;
@@ -142,9 +143,20 @@ fn encode(
         Serialization::Json => json(out, parts),
         Serialization::Binary => binary(out, parts),
     }
-    let header_bytes = (out.len() - start - PREFIX_BYTES) as u32;
-    debug_assert!(header_bytes < 1 << 24, "header length takes three bytes");
+    let header_bytes = out.len() - start - PREFIX_BYTES;
     body(out);
+    finish(out, start, serialization, header_bytes);
+}
+
+/// Fills in the lengths of the frame that begins at `start` and ends here.
+pub(super) fn finish(
+    out: &mut [u8],
+    start: usize,
+    serialization: Serialization,
+    header_bytes: usize,
+) {
+    debug_assert!(header_bytes < 1 << 24, "header length takes three bytes");
+    let header_bytes = header_bytes as u32;
     let length = (out.len() - start - LENGTH_BYTES) as u32;
     let header_field = u32::from(serialization.type_byte()) << 24 | header_bytes & 0x00FF_FFFF;
     patch(out, start, &length.to_be_bytes());
@@ -233,7 +245,7 @@ fn plain_value(out: &mut Vec<u8>, value: &ExtValue<'_>) {
 }
 
 /// Appends a number as decimal text.
-fn decimal(out: &mut Vec<u8>, number: i64) {
+pub(super) fn decimal(out: &mut Vec<u8>, number: i64) {
     let mut digits = [0u8; 20];
     let mut rest = number.unsigned_abs();
     let mut used = 0;
@@ -255,8 +267,7 @@ fn decimal(out: &mut Vec<u8>, number: i64) {
 pub(crate) fn string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     let mut rest = text.as_bytes();
-    let needs_escape = |byte: &u8| *byte < 0x20 || matches!(byte, b'"' | b'\\');
-    while let Some(hop) = rest.iter().position(needs_escape) {
+    while let Some(hop) = to_be_escaped(rest) {
         let (plain, tail) = rest.split_at(hop);
         out.extend_from_slice(plain);
         if let Some((&byte, after)) = tail.split_first() {

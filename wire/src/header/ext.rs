@@ -1,7 +1,8 @@
 //! Owns the named fields of a header and their typed reading.
 //!
 //! Invariant: the table holds positions into the header, at most [`EXT_FIELDS_MAX`] of them, the
-//! first [`EXT_FIELDS_INLINE`] without allocation. Where a name occurs twice the last one counts.
+//! first [`EXT_FIELDS_INLINE`] without allocation in headers of less than 32 KiB. Where a name
+//! occurs twice the last one counts.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,7 +23,12 @@ const ERROR_VALUE_CHARS_MAX: usize = 64;
 
 /// Marks a length as that of text with escapes. Headers are shorter than 2^24 bytes.
 const ESCAPED: u32 = 1 << 31;
+/// The same in the short form.
+const SHORT_ESCAPED: u16 = 1 << 15;
+/// Places up to here have a short form.
+const SHORT_MAX: usize = SHORT_ESCAPED as usize - 1;
 
+/// Where a name or value is.
 #[derive(Clone, Copy)]
 struct Place {
     at: u32,
@@ -30,8 +36,6 @@ struct Place {
 }
 
 impl Place {
-    const EMPTY: Self = Self { at: 0, bytes: 0 };
-
     fn new(span: Span) -> Self {
         let escaped = if span.escaped { ESCAPED } else { 0 };
         Self {
@@ -40,61 +44,122 @@ impl Place {
         }
     }
 
-    fn text<'a>(&self, source: &'a [u8]) -> Text<'a> {
-        let (at, bytes) = (self.at as usize, (self.bytes & !ESCAPED) as usize);
-        let raw = source.get(at..at + bytes).unwrap_or_default();
-        // The decoder checked these bytes; checking again is cheaper than carrying fat pointers.
-        Text::new(
-            std::str::from_utf8(raw).unwrap_or_default(),
-            self.bytes & ESCAPED != 0,
-        )
+    fn is_escaped(self) -> bool {
+        self.bytes & ESCAPED != 0
+    }
+
+    fn len(self) -> usize {
+        (self.bytes & !ESCAPED) as usize
     }
 }
 
+/// A place in half the bytes: the table is made and moved with every header.
 #[derive(Clone, Copy)]
-struct Field {
-    name: Place,
-    value: Place,
+struct ShortPlace {
+    at: u16,
+    bytes: u16,
+}
+
+impl ShortPlace {
+    const EMPTY: Self = Self { at: 0, bytes: 0 };
+
+    fn new(span: Span) -> Option<Self> {
+        if span.at > SHORT_MAX || span.bytes > SHORT_MAX {
+            return None;
+        }
+        let escaped = if span.escaped { SHORT_ESCAPED } else { 0 };
+        Some(Self {
+            at: span.at as u16,
+            bytes: span.bytes as u16 | escaped,
+        })
+    }
+
+    fn long(self) -> Place {
+        let escaped = if self.bytes & SHORT_ESCAPED == 0 {
+            0
+        } else {
+            ESCAPED
+        };
+        Place {
+            at: u32::from(self.at),
+            bytes: u32::from(self.bytes & !SHORT_ESCAPED) | escaped,
+        }
+    }
+}
+
+/// The header that places point into.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// Text as a whole.
+    Text(&'a str),
+    /// Bytes whose parts have been checked one by one.
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Source<'a> {
+    fn bytes(self, place: Place) -> &'a [u8] {
+        let bytes = match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        };
+        let at = place.at as usize;
+        bytes.get(at..at + place.len()).unwrap_or_default()
+    }
+
+    fn text(self, place: Place) -> Text<'a> {
+        let at = place.at as usize;
+        let raw = match self {
+            Self::Text(text) => text.get(at..at + place.len()),
+            // The decoder checked these bytes; once more is cheaper than carrying fat pointers.
+            Self::Bytes(_) => std::str::from_utf8(self.bytes(place)).ok(),
+        };
+        Text::new(raw.unwrap_or_default(), place.is_escaped())
+    }
 }
 
 /// The named fields of a header.
 #[derive(Clone)]
 pub struct Ext<'a> {
-    source: &'a [u8],
-    inline: [Field; EXT_FIELDS_INLINE],
+    source: Source<'a>,
+    inline: [[ShortPlace; 2]; EXT_FIELDS_INLINE],
     inline_len: usize,
-    spilled: Vec<Field>,
+    spilled: Vec<[Place; 2]>,
 }
 
 impl<'a> Ext<'a> {
-    /// No fields, over the header they will be found in.
-    pub(super) fn new(source: &'a [u8]) -> Self {
-        let empty = Field {
-            name: Place::EMPTY,
-            value: Place::EMPTY,
-        };
+    /// No fields, over the text they will be found in.
+    pub(super) fn of_text(text: &'a str) -> Self {
+        Self::new(Source::Text(text))
+    }
+
+    /// No fields, over the bytes they will be found in; what is pushed must be UTF-8.
+    pub(super) fn of_bytes(bytes: &'a [u8]) -> Self {
+        Self::new(Source::Bytes(bytes))
+    }
+
+    fn new(source: Source<'a>) -> Self {
         Self {
             source,
-            inline: [empty; EXT_FIELDS_INLINE],
+            inline: [[ShortPlace::EMPTY; 2]; EXT_FIELDS_INLINE],
             inline_len: 0,
             spilled: Vec::new(),
         }
     }
 
     pub(super) fn push(&mut self, name: Span, value: Span) -> Result<(), HeaderError> {
-        let field = Field {
-            name: Place::new(name),
-            value: Place::new(value),
-        };
-        if let Some(slot) = self.inline.get_mut(self.inline_len) {
-            *slot = field;
+        // Once one has spilled all that follow do, so that the order is kept.
+        if self.spilled.is_empty()
+            && let Some(slot) = self.inline.get_mut(self.inline_len)
+            && let (Some(name), Some(value)) = (ShortPlace::new(name), ShortPlace::new(value))
+        {
+            *slot = [name, value];
             self.inline_len += 1;
             return Ok(());
         }
         if self.len() >= EXT_FIELDS_MAX {
             return Err(HeaderError::TooManyFields);
         }
-        self.spilled.push(field);
+        self.spilled.push([Place::new(name), Place::new(value)]);
         Ok(())
     }
 
@@ -104,12 +169,12 @@ impl<'a> Ext<'a> {
         self.spilled.clear();
     }
 
-    fn fields(&self) -> impl DoubleEndedIterator<Item = &Field> {
-        self.inline
-            .get(..self.inline_len)
-            .unwrap_or_default()
+    fn fields(&self) -> impl DoubleEndedIterator<Item = [Place; 2]> {
+        let inline = self.inline.get(..self.inline_len).unwrap_or_default();
+        let inline = inline
             .iter()
-            .chain(&self.spilled)
+            .map(|[name, value]| [name.long(), value.long()]);
+        inline.chain(self.spilled.iter().copied())
     }
 
     /// How many fields there are.
@@ -126,16 +191,48 @@ impl<'a> Ext<'a> {
     pub fn iter(&self) -> impl Iterator<Item = (Text<'a>, Text<'a>)> {
         let source = self.source;
         self.fields()
-            .map(move |field| (field.name.text(source), field.value.text(source)))
+            .map(move |[name, value]| (source.text(name), source.text(value)))
+    }
+
+    /// The values of the fields with these names, found in one walk. `position` tells a name's
+    /// place in the row.
+    pub(crate) fn named<const N: usize>(
+        &self,
+        names: &[&'static str; N],
+        position: impl Fn(&[u8]) -> Option<usize>,
+    ) -> [Option<Text<'a>>; N] {
+        let mut places: [Option<Place>; N] = [None; N];
+        let mut note = |name: Place, value: Place| {
+            // A name with escapes is legal, rare, and worth a slower look.
+            let found = if name.is_escaped() {
+                let name = self.source.text(name);
+                names.iter().position(|known| name.eq_str(known))
+            } else {
+                position(self.source.bytes(name))
+            };
+            if let Some(slot) = found.and_then(|found| places.get_mut(found)) {
+                *slot = Some(value);
+            }
+        };
+        for [name, value] in self.inline.get(..self.inline_len).unwrap_or_default() {
+            note(name.long(), value.long());
+        }
+        for [name, value] in &self.spilled {
+            note(*name, *value);
+        }
+        places.map(|place| place.map(|place| self.source.text(place)))
     }
 
     /// The value of a field.
     pub fn get(&self, name: &str) -> Option<Text<'a>> {
-        let found = self.fields().rev().find(|field| {
-            let may_match = field.name.bytes == name.len() as u32 || field.name.bytes >= ESCAPED;
-            may_match && field.name.text(self.source).eq_str(name)
+        let found = self.fields().rev().find(|[found, _]| {
+            if found.is_escaped() {
+                self.source.text(*found).eq_str(name)
+            } else {
+                self.source.bytes(*found) == name.as_bytes()
+            }
         });
-        found.map(|field| field.value.text(self.source))
+        found.map(|[_, value]| self.source.text(value))
     }
 
     /// The value of a field as a string.
@@ -240,11 +337,34 @@ impl FieldError {
     }
 }
 
+/// The value of up to `digits_max` digits, which must be so few that they cannot overflow.
+fn number_of(text: Text<'_>, digits_max: usize) -> Option<i64> {
+    let digits = text.as_plain()?.as_bytes();
+    if digits.is_empty() || digits.len() > digits_max {
+        return None;
+    }
+    let mut number = 0;
+    for digit in digits {
+        let digit = digit.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        number = number * 10 + i64::from(digit);
+    }
+    Some(number)
+}
+
 pub(crate) fn parse_i32(field: &str, text: Text<'_>) -> Result<Option<i32>, FieldError> {
+    if let Some(number) = number_of(text, 9) {
+        return Ok(Some(number as i32));
+    }
     parse(field, text, EXPECTED_I32, |value| value.parse().ok())
 }
 
 pub(crate) fn parse_i64(field: &str, text: Text<'_>) -> Result<Option<i64>, FieldError> {
+    if let Some(number) = number_of(text, 18) {
+        return Ok(Some(number));
+    }
     parse(field, text, EXPECTED_I64, |value| value.parse().ok())
 }
 

@@ -7,6 +7,8 @@ mod binary;
 mod encode;
 mod ext;
 mod json;
+mod quick;
+mod send_answer;
 mod text;
 
 pub(crate) use encode::string as encode_json_string;
@@ -16,6 +18,7 @@ pub use encode::{
 };
 pub(crate) use ext::{EXPECTED_I32, EXPECTED_I64, parse_bool, parse_i32, parse_i64};
 pub use ext::{EXT_FIELDS_INLINE, EXT_FIELDS_MAX, Ext, FieldError};
+pub use send_answer::{SendAnswer, SendAnswerFields};
 pub use text::Text;
 
 use thiserror::Error;

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::scan::unescape;
+use crate::scan::{append_unescaped, unescape};
 
 /// Text that may hold JSON escapes, resolved only when somebody needs it.
 #[derive(Clone, Copy, Default)]
@@ -45,7 +45,7 @@ impl<'a> Text<'a> {
     /// Appends the text with escapes resolved.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         if self.escaped {
-            unescape(self.raw, |piece| out.extend_from_slice(piece.as_bytes()));
+            append_unescaped(self.raw, out);
         } else {
             out.extend_from_slice(self.raw.as_bytes());
         }

@@ -27,16 +27,14 @@ pub enum IdError {
 
 /// Appends bytes as upper-case hexadecimal digits.
 fn hex(out: &mut Vec<u8>, bytes: &[u8]) {
-    let digit = |nibble: u8| {
-        if nibble < 10 {
-            b'0' + nibble
-        } else {
-            b'A' + nibble - 10
+    let digit = |nibble: u8| nibble + if nibble < 10 { b'0' } else { b'A' - 10 };
+    // Pairs of digits through an array of known size: no growth check for each digit.
+    for part in bytes.chunks(8) {
+        let mut digits = [0; 16];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(part) {
+            pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 0xF)]);
         }
-    };
-    for byte in bytes {
-        out.push(digit(byte >> 4));
-        out.push(digit(byte & 0xF));
+        out.extend_from_slice(digits.get(..part.len() * 2).unwrap_or_default());
     }
 }
 

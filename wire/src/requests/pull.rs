@@ -50,20 +50,20 @@ const NAMES: [&str; 12] = [
     "maxMsgBytes",
 ];
 
-fn position(name: &str) -> Option<usize> {
+fn position(name: &[u8]) -> Option<usize> {
     Some(match name {
-        "consumerGroup" => 0,
-        "topic" => 1,
-        "queueId" => 2,
-        "queueOffset" => 3,
-        "maxMsgNums" => 4,
-        "sysFlag" => 5,
-        "commitOffset" => 6,
-        "suspendTimeoutMillis" => 7,
-        "subscription" => 8,
-        "subVersion" => 9,
-        "expressionType" => 10,
-        "maxMsgBytes" => 11,
+        b"consumerGroup" => 0,
+        b"topic" => 1,
+        b"queueId" => 2,
+        b"queueOffset" => 3,
+        b"maxMsgNums" => 4,
+        b"sysFlag" => 5,
+        b"commitOffset" => 6,
+        b"suspendTimeoutMillis" => 7,
+        b"subscription" => 8,
+        b"subVersion" => 9,
+        b"expressionType" => 10,
+        b"maxMsgBytes" => 11,
         _ => return None,
     })
 }
@@ -71,16 +71,6 @@ fn position(name: &str) -> Option<usize> {
 impl<'a> PullRequest<'a> {
     /// Reads the header from its ext fields.
     pub fn decode(ext: &Ext<'a>) -> Result<Self, FieldError> {
-        let mut values: [Option<Text<'a>>; 12] = [None; 12];
-        for (name, value) in ext.iter() {
-            let place = match name.as_plain() {
-                Some(plain) => position(plain),
-                None => NAMES.iter().position(|known| name.eq_str(known)),
-            };
-            if let Some(slot) = place.and_then(|place| values.get_mut(place)) {
-                *slot = Some(value);
-            }
-        }
         let [
             group,
             topic,
@@ -94,7 +84,7 @@ impl<'a> PullRequest<'a> {
             version,
             kind,
             bytes,
-        ] = values;
+        ] = ext.named(&NAMES, position);
         Ok(Self {
             consumer_group: need("consumerGroup", group)?,
             topic: need("topic", topic)?,

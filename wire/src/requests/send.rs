@@ -37,12 +37,6 @@ pub struct SendRequest<'a> {
     pub batch: bool,
 }
 
-/// The fields as found, before they are read.
-#[derive(Default)]
-struct Found<'a> {
-    values: [Option<Text<'a>>; 13],
-}
-
 /// Long names in the order of [`LETTERS`].
 const LONG_NAMES: [&str; 13] = [
     "producerGroup",
@@ -66,28 +60,28 @@ const LETTERS: [&str; 13] = [
 ];
 
 /// Position of a long name.
-fn long_position(name: &str) -> Option<usize> {
+fn long_position(name: &[u8]) -> Option<usize> {
     Some(match name {
-        "producerGroup" => 0,
-        "topic" => 1,
-        "defaultTopic" => 2,
-        "defaultTopicQueueNums" => 3,
-        "queueId" => 4,
-        "sysFlag" => 5,
-        "bornTimestamp" => 6,
-        "flag" => 7,
-        "properties" => 8,
-        "reconsumeTimes" => 9,
-        "unitMode" => 10,
-        "maxReconsumeTimes" => 11,
-        "batch" => 12,
+        b"producerGroup" => 0,
+        b"topic" => 1,
+        b"defaultTopic" => 2,
+        b"defaultTopicQueueNums" => 3,
+        b"queueId" => 4,
+        b"sysFlag" => 5,
+        b"bornTimestamp" => 6,
+        b"flag" => 7,
+        b"properties" => 8,
+        b"reconsumeTimes" => 9,
+        b"unitMode" => 10,
+        b"maxReconsumeTimes" => 11,
+        b"batch" => 12,
         _ => return None,
     })
 }
 
 /// Position of a letter.
-fn short_position(name: &str) -> Option<usize> {
-    match name.as_bytes() {
+fn short_position(name: &[u8]) -> Option<usize> {
+    match name {
         [letter @ b'a'..=b'm'] => Some(usize::from(letter - b'a')),
         _ => None,
     }
@@ -107,20 +101,9 @@ impl<'a> SendRequest<'a> {
     fn decode(
         ext: &Ext<'a>,
         names: &[&'static str; 13],
-        position: fn(&str) -> Option<usize>,
+        position: impl Fn(&[u8]) -> Option<usize>,
     ) -> Result<Self, FieldError> {
-        let mut found = Found::default();
-        for (name, value) in ext.iter() {
-            // A name with escapes is legal, rare, and worth a slower look.
-            let place = match name.as_plain() {
-                Some(plain) => position(plain),
-                None => names.iter().position(|known| name.eq_str(known)),
-            };
-            if let Some(slot) = place.and_then(|place| found.values.get_mut(place)) {
-                *slot = Some(value);
-            }
-        }
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m] = found.values;
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m] = ext.named(names, position);
         let [na, nb, nc, nd, ne, nf, ng, nh, _, nj, nk, nl, nm] = *names;
         Ok(Self {
             producer_group: need(na, a)?,

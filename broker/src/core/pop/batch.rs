@@ -12,7 +12,7 @@ use wire::codes::{request, response};
 use wire::frame;
 use wire::header::{self, encode_request};
 
-use super::super::messages::{MeshMessage, ReplyTo};
+use super::super::messages::ReplyTo;
 use super::super::state::{State, encode_plain};
 use super::ack::Named;
 use super::receipt::retry_topic;
@@ -178,12 +178,7 @@ impl State {
             let Some(core) = self.home_of(shard) else {
                 continue;
             };
-            let message = MeshMessage::Request {
-                origin,
-                frame,
-                queue_id: None,
-            };
-            self.forward(core, &part_reply, message);
+            self.forward_frame(core, &origin, &part_reply, &frame, None);
         }
     }
 

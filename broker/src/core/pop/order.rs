@@ -76,13 +76,8 @@ impl State {
     pub fn on_pop(&mut self, origin: &Origin, reply: &ReplyTo, header: &Header<'_>, whole: &[u8]) {
         if usize::from(origin.link.core) != self.core {
             // It waits at the core of its connection, which knows whether the client is there.
-            let (origin, frame) = (*origin, whole.to_vec());
-            let message = MeshMessage::Request {
-                origin,
-                frame,
-                queue_id: None,
-            };
-            return self.forward(usize::from(origin.link.core), reply, message);
+            let core = usize::from(origin.link.core);
+            return self.forward_frame(core, origin, reply, whole, None);
         }
         let mut order = match self.pop_order(reply, header) {
             Ok(order) => order,
