@@ -9,7 +9,7 @@ use tests::audit::{Ledger, Sighting};
 use tests::client::physical_offset;
 use tests::java::JavaProgram;
 use tests::payload::Random;
-use tests::process::BrokerProcess;
+use tests::process::{BrokerProcess, eventually};
 use tests::{env_number, turn};
 
 const TOPIC: &str = "crash_audit_java";
@@ -45,6 +45,14 @@ fn acknowledgements(producer: &mut JavaProgram) -> Vec<Sighting> {
     }
 }
 
+/// Messages that can be read.
+fn stored(broker: &BrokerProcess) -> i64 {
+    let mut client = broker.client();
+    (0..QUEUES)
+        .map(|queue| client.max_offset(TOPIC, queue).expect("max offset"))
+        .sum()
+}
+
 fn rounds_of_kills(name: &str, flush: &str, buffer: Option<&str>) {
     let _turn = turn();
     let mut random = Random::from_env();
@@ -66,7 +74,12 @@ fn rounds_of_kills(name: &str, flush: &str, buffer: Option<&str>) {
     let mut ledger = Ledger::default();
     let rounds = env_number("CRASH_ROUNDS", 5);
     for round in 0..rounds {
+        let stored_before = stored(&broker);
         producer.say("go");
+        // On a busy machine a cold producer needs longer than the pause for its first message.
+        eventually("the first message", Duration::from_secs(30), || {
+            stored(&broker) > stored_before
+        });
         std::thread::sleep(Duration::from_millis(500 + random.below(1000)));
         broker.kill();
         producer.say("stop");
