@@ -30,6 +30,8 @@ struct Pops<'a> {
     by_receipt: HashMap<(&'a PopName, u64, i64), usize>,
     /// Messages of each pop that are not settled.
     open: HashMap<usize, usize>,
+    /// Receipts that are settled; a record that settles one again counts for nothing.
+    settled: HashSet<(&'a PopName, u64, i64)>,
     /// Pops that have to stay.
     stays: HashSet<usize>,
 }
@@ -61,8 +63,11 @@ impl<'a> Pops<'a> {
 
     fn settle(&mut self, name: &'a PopName, pop_ms: i64, offsets: &[u64]) {
         for offset in offsets {
-            let pop = self.by_receipt.get(&(name, *offset, pop_ms));
-            if let Some(open) = pop.and_then(|pop| self.open.get_mut(pop)) {
+            let receipt = (name, *offset, pop_ms);
+            let pop = self.by_receipt.get(&receipt);
+            if let Some(open) = pop.and_then(|pop| self.open.get_mut(pop))
+                && self.settled.insert(receipt)
+            {
                 *open = open.saturating_sub(1);
             }
         }
