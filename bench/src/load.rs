@@ -13,7 +13,7 @@ use crate::error::BenchError;
 use crate::figures::quantile;
 use crate::link::Link;
 use crate::machine::{self, CpuReading};
-use crate::measure::{CODE_CONNECTION, CODE_UNANSWERED, Measures};
+use crate::measure::{CODE_CONNECTION, CODE_UNANSWERED, CODE_UNSENT, Measures};
 use crate::plan::{Pace, Plan, SendMode};
 use crate::progress::Progress;
 use crate::readers::{Readers, Role};
@@ -361,15 +361,20 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// Waits for the answers that are still missing and counts those that never come.
+    /// Sends what was due before the end and has not gone, waits for the answers that are still
+    /// missing, and counts what never goes or never comes: a stall must not take messages out.
     fn drain(&mut self) -> Result<(), BenchError> {
         let mut events = Events::with_capacity(1_024);
         let deadline_ns = self.end_ns + nanoseconds(self.plan.drain_s);
-        while self.now_ns() < deadline_ns && (self.slots.len() > 0 || self.has_unsent()) {
+        while self.now_ns() < deadline_ns
+            && (self.slots.len() > 0 || self.has_unsent() || self.has_due())
+        {
             let now_ns = self.now_ns();
+            let sent = self.send_due(now_ns);
             self.flush(now_ns);
             self.pump_readers(now_ns);
-            self.poll_events(&mut events, SLEEP_MAX)?;
+            let timeout = if sent > 0 { Duration::ZERO } else { SLEEP_MAX };
+            self.poll_events(&mut events, timeout)?;
             self.take_events(&events);
         }
         let now_ns = self.now_ns();
@@ -380,7 +385,29 @@ impl<'a> Load<'a> {
         for link in &mut self.links {
             link.in_flight = 0;
         }
+        self.count_unsent(now_ns);
         Ok(())
+    }
+
+    /// Whether requests that were due before the end have not gone.
+    fn has_due(&self) -> bool {
+        self.next_due_ns()
+            .is_some_and(|due_ns| due_ns < self.end_ns)
+    }
+
+    fn count_unsent(&mut self, now_ns: u64) {
+        if !self.has_due() {
+            return;
+        }
+        let messages = self.plan.messages_per_request();
+        let due = self.due_messages(self.end_ns) / messages;
+        let unsent = due.saturating_sub(self.requests) * messages;
+        let message = InFlight {
+            count: u32::try_from(unsent).unwrap_or(u32::MAX),
+            ..InFlight::default()
+        };
+        let why = "due before the end and not sent until the last answers were waited for";
+        self.measures.failed(&message, now_ns, CODE_UNSENT, why);
     }
 
     fn has_unsent(&self) -> bool {

@@ -16,6 +16,8 @@ use crate::slots::InFlight;
 pub const CODE_CONNECTION: i32 = -1;
 /// Number of errors without an answer: none came before the end.
 pub const CODE_UNANSWERED: i32 = -2;
+/// Number of errors without an answer: the message was due and never sent.
+pub const CODE_UNSENT: i32 = -3;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Errors of one code.

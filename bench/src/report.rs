@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::error::BenchError;
 use crate::figures::{QUANTILES, quantile};
 use crate::load::{LoopResult, since_epoch_ns};
-use crate::measure::{CODE_CONNECTION, CODE_UNANSWERED};
+use crate::measure::{CODE_CONNECTION, CODE_UNANSWERED, CODE_UNSENT};
 use crate::plan::{Pace, Plan};
 
 /// A loop with its merged histograms.
@@ -275,6 +275,7 @@ fn code_name(code: i32) -> String {
     match code {
         CODE_CONNECTION => "connection".to_owned(),
         CODE_UNANSWERED => "unanswered".to_owned(),
+        CODE_UNSENT => "unsent".to_owned(),
         code => code.to_string(),
     }
 }
