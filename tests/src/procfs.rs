@@ -98,6 +98,14 @@ pub fn open_files(pid: u32) -> Vec<OpenFile> {
     files
 }
 
+/// How many sockets a process has open; segments come and go beside them.
+pub fn open_sockets(pid: u32) -> usize {
+    open_files(pid)
+        .iter()
+        .filter(|file| file.path.to_string_lossy().starts_with("socket:"))
+        .count()
+}
+
 /// The lines of the memory map of a process.
 pub fn maps(pid: u32) -> Vec<String> {
     read(format!("/proc/{pid}/maps"))
