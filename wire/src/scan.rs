@@ -302,7 +302,7 @@ fn is_number(word: &[u8]) -> bool {
 /// Appends a string's text, its escapes resolved, as [`unescape`] does.
 pub(crate) fn append_unescaped(text: &str, out: &mut Vec<u8>) {
     let mut rest = text.as_bytes();
-    // Properties are full of the two separators, which every encoder writes as `\u0001` and `\u0002`.
+    // Properties are full of the two separators, which encoders write as `\u0001` and `\u0002`.
     while let Some(hop) = memchr(b'\\', rest) {
         let (plain, escape) = rest.split_at(hop);
         out.extend_from_slice(plain);

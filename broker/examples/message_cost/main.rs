@@ -4,10 +4,10 @@
 //! the messages is the cost of one, whatever the start took. Instructions do not depend on how busy
 //! the machine is, so the file `limits` can hold them to a bound.
 //!
-//!     cargo run --release -p pinion --example message_cost            measures; fails above a limit
-//!     cargo run --release -p pinion --example message_cost -- send    cases whose name has `send`
-//!     cargo run --release -p pinion --example message_cost -- --save  what is measured is the limit
-//!     cargo run --release -p pinion --example message_cost -- --time  nanoseconds, no valgrind
+//!     cargo run --release -p pinion --example message_cost
+//!
+//! measures and fails above a limit. Behind `--`: a word runs the cases whose name has it, `--save`
+//! makes what is measured the limit, `--time` gives nanoseconds without valgrind.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -87,7 +87,8 @@ fn save(measured: &[(&str, u64)]) {
     all.sort_by_key(|(name, _)| cases::NAMES.iter().position(|known| known == name));
     let mut text = String::from(
         "# Most instructions a message may cost, checked by scripts/test.\n\
-         # Lower them after an improvement: cargo run --release -p pinion --example message_cost -- --save\n\
+         # Lower them after an improvement: \
+         cargo run --release -p pinion --example message_cost -- --save\n\
          # Raise them only with the reason in the commit that does.\n",
     );
     for (name, limit) in &all {
