@@ -306,11 +306,11 @@ impl BrokerProcess {
     fn ready(&self) -> io::Result<bool> {
         Client::connect(self.address(self.broker_port))?;
         let route = Client::connect(self.address(self.namesrv_port))?.route("TBW102")?;
-        // The broker may be registered a moment before it has said everything.
-        let has_said_all = self
-            .output()
-            .lines()
-            .any(|line| line.starts_with("to stop"));
+        // The broker may be registered a moment before it has said everything; what it says may
+        // also go elsewhere.
+        let output = self.output();
+        let mut lines = output.lines();
+        let has_said_all = output.is_empty() || lines.any(|line| line.starts_with("to stop"));
         let port = format!(":{}", self.broker_port);
         Ok(has_said_all && route.is_some_and(|route| route.contains(&port)))
     }
