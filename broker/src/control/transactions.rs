@@ -43,21 +43,11 @@ impl CheckBack {
         }
         let times = number.to_string();
         properties::append(&mut told, properties::TRANSACTION_CHECK_TIMES, &times);
+        let parts = [&*told];
         let fields = RecordFields {
             queue_id,
-            flag: view.flag(),
-            queue_offset: view.queue_offset(),
-            physical_offset: view.physical_offset(),
-            sys_flag: view.sys_flag(),
-            born_timestamp: view.born_timestamp(),
-            born_host: view.born_host(),
-            store_timestamp: view.store_timestamp(),
-            store_host: view.store_host(),
-            reconsume_times: view.reconsume_times(),
             prepared_transaction_offset: 0,
-            body: view.body(),
-            topic: topic.as_bytes(),
-            properties: &[&told],
+            ..view.fields(topic.as_bytes(), &parts)
         };
         let mut record = vec![0; fields.encoded_len()];
         if fields.encode(&mut record).is_err() {

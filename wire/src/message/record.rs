@@ -533,6 +533,29 @@ impl<'a> RecordView<'a> {
         self.properties
     }
 
+    /// Its fields, to encode it again with another topic and other properties.
+    pub fn fields<'b>(&self, topic: &'b [u8], properties: &'b [&'b [u8]]) -> RecordFields<'b>
+    where
+        'a: 'b,
+    {
+        RecordFields {
+            queue_id: self.queue_id(),
+            flag: self.flag(),
+            queue_offset: self.queue_offset(),
+            physical_offset: self.physical_offset(),
+            sys_flag: self.sys_flag(),
+            born_timestamp: self.born_timestamp(),
+            born_host: self.born_host(),
+            store_timestamp: self.store_timestamp(),
+            store_host: self.store_host(),
+            reconsume_times: self.reconsume_times(),
+            prepared_transaction_offset: self.prepared_transaction_offset(),
+            body: self.body(),
+            topic,
+            properties,
+        }
+    }
+
     /// Compares the body with its checksum.
     pub fn check_body_crc(&self) -> Result<(), RecordError> {
         let (computed, stored) = (body_crc(self.body), self.body_crc());

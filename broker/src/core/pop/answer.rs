@@ -60,21 +60,10 @@ pub fn push_retry(out: &mut Vec<u8>, view: &RecordView<'_>, from: &From<'_>) {
         view.queue_offset()
     );
     properties::append(&mut stored, properties::POP_CK, &receipt);
+    let parts = [&*stored];
     let fields = RecordFields {
-        queue_id: view.queue_id(),
-        flag: view.flag(),
-        queue_offset: view.queue_offset(),
-        physical_offset: view.physical_offset(),
-        sys_flag: view.sys_flag(),
-        born_timestamp: view.born_timestamp(),
-        born_host: view.born_host(),
-        store_timestamp: view.store_timestamp(),
-        store_host: view.store_host(),
-        reconsume_times: view.reconsume_times(),
         prepared_transaction_offset: 0,
-        body: view.body(),
-        topic: from.topic.as_bytes(),
-        properties: &[&stored],
+        ..view.fields(from.topic.as_bytes(), &parts)
     };
     let at = out.len();
     out.resize(at + fields.encoded_len(), 0);
