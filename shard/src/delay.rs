@@ -14,10 +14,11 @@ use wire::message::{RecordView, properties};
 use crate::cold::{Answer, Question};
 use crate::error::Refusal;
 use crate::event::Event;
+use crate::message::NewMessage;
 use crate::queue::QueueIndex;
 use crate::runtime::Now;
 use crate::select::{PullLimits, Selection, Wanted};
-use crate::shard::{Appended, NewMessage, Shard};
+use crate::shard::{Appended, Shard};
 use crate::units::Unit;
 
 /// RocketMQ's topic of delayed messages.
@@ -377,20 +378,9 @@ impl Shard {
             );
             return Ok(());
         };
-        let (tags_code, unique_key, keys) = Self::tag_and_keys(stored);
         let message = NewMessage {
-            queue,
-            flag: view.flag(),
-            sys_flag: view.sys_flag(),
-            born_timestamp: view.born_timestamp(),
-            born_host: view.born_host(),
-            reconsume_times: view.reconsume_times(),
-            prepared_transaction_offset: 0,
-            body: view.body(),
             properties: &[stored],
-            tags_code,
-            unique_key,
-            keys,
+            ..NewMessage::of_record(view, queue, stored)
         };
         self.append(now, &message)?;
         self.counters.delayed_delivered += 1;

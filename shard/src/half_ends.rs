@@ -12,8 +12,9 @@ use crate::event::Event;
 use crate::half::{
     GIVE_UP_TOPIC, HALF_TOPIC, HalfEnd, HalfLimits, OpenHalf, group_hash, immunity_ms,
 };
+use crate::message::NewMessage;
 use crate::runtime::Now;
-use crate::shard::{Appended, NewMessage, Shard};
+use crate::shard::{Appended, Shard};
 
 /// What an end led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -248,20 +249,9 @@ impl Shard {
 
 /// The message that a half message becomes; its properties are still missing.
 fn final_message<'a>(view: &RecordView<'a>, queue: u32) -> NewMessage<'a> {
-    let stored = view.properties();
-    let (tags_code, unique_key, keys) = Shard::tag_and_keys(stored);
     NewMessage {
-        queue,
-        flag: view.flag(),
         sys_flag: sysflag::with_transaction_type(view.sys_flag(), sysflag::TRANSACTION_COMMIT),
-        born_timestamp: view.born_timestamp(),
-        born_host: view.born_host(),
-        reconsume_times: view.reconsume_times(),
         prepared_transaction_offset: view.physical_offset(),
-        body: view.body(),
-        properties: &[],
-        tags_code,
-        unique_key,
-        keys,
+        ..NewMessage::of_record(view, queue, view.properties())
     }
 }

@@ -14,6 +14,7 @@ use crate::address;
 use crate::delay::SCHEDULE_TOPIC;
 use crate::event::{EVENT_TOPIC, Event};
 use crate::io::{FileJob, JobOutcome, JobOutcomeOf, OpenMode, Storage};
+use crate::message::tag_and_keys;
 use crate::pop::PopEvent;
 use crate::queue::Extent;
 use crate::run::{self, KeyEntry, RunContent, RunMeta, RunQueue, key_hash};
@@ -59,7 +60,7 @@ pub(crate) fn index_record(
     due_ms: impl Fn(i32, i64) -> i64,
     mut key: impl FnMut(KeyEntry),
 ) -> Unit {
-    let (mut tags_code, unique, keys) = Shard::tag_and_keys(view.properties());
+    let (mut tags_code, unique, keys) = tag_and_keys(view.properties());
     if view.topic() == SCHEDULE_TOPIC.as_bytes() {
         tags_code = due_ms(view.queue_id(), view.store_timestamp());
     }

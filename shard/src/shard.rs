@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use wire::message::{RecordError, RecordFields, properties};
+use wire::message::{RecordError, RecordFields};
 
 use crate::address;
 use crate::cold::ColdReads;
@@ -23,6 +23,7 @@ use crate::half::HalfTable;
 use crate::half_checks::Halves;
 use crate::io::Space;
 use crate::log::Log;
+use crate::message::NewMessage;
 use crate::offsets::{Clamped, OffsetTable};
 use crate::parked::Parked;
 use crate::pop::{PopCounters, PopTable};
@@ -87,62 +88,6 @@ pub struct ShardConfig {
     pub store_host: SocketAddr,
     /// File system use in percent at which writing stops.
     pub disk_stop_percent: u32,
-}
-
-/// A message to append.
-pub struct NewMessage<'a> {
-    /// Target queue.
-    pub queue: QueueIndex,
-    /// User flag.
-    pub flag: i32,
-    /// System flag, without the host bits.
-    pub sys_flag: i32,
-    /// Time of birth in milliseconds, from the client.
-    pub born_timestamp: i64,
-    /// Where it was born.
-    pub born_host: SocketAddr,
-    /// Deliveries so far.
-    pub reconsume_times: i32,
-    /// Physical offset of the half message it commits, else 0.
-    pub prepared_transaction_offset: i64,
-    /// Body as stored.
-    pub body: &'a [u8],
-    /// Properties in parts.
-    pub properties: &'a [&'a [u8]],
-    /// Tag hash, or the delivery time of a delayed message.
-    pub tags_code: i64,
-    /// Unique key, for the index.
-    pub unique_key: Option<&'a [u8]>,
-    /// Other keys separated by spaces, for the index.
-    pub keys: Option<&'a [u8]>,
-}
-
-impl<'a> NewMessage<'a> {
-    /// The record of this message in its queue; its physical offset is still missing.
-    fn fields(
-        &self,
-        topic: &'a str,
-        (queue_id, queue_offset): (i32, u64),
-        store_timestamp: i64,
-        store_host: SocketAddr,
-    ) -> RecordFields<'a> {
-        RecordFields {
-            queue_id,
-            flag: self.flag,
-            queue_offset: queue_offset as i64,
-            physical_offset: 0,
-            sys_flag: self.sys_flag,
-            born_timestamp: self.born_timestamp,
-            born_host: self.born_host,
-            store_timestamp,
-            store_host,
-            reconsume_times: self.reconsume_times,
-            prepared_transaction_offset: self.prepared_transaction_offset,
-            body: self.body,
-            topic: topic.as_bytes(),
-            properties: self.properties,
-        }
-    }
 }
 
 /// Where a message went.
@@ -777,14 +722,6 @@ impl Shard {
     /// Removes the surviving buffer after a clean stop.
     pub fn finish(&mut self) {
         self.log.remove_buffer();
-    }
-
-    /// Tag hash, unique key and other keys of stored properties.
-    pub(crate) fn tag_and_keys(stored: &[u8]) -> (i64, Option<&[u8]>, Option<&[u8]>) {
-        let tags = properties::get_str(stored, properties::TAGS);
-        let code = wire::message::tags::tags_code(tags);
-        let unique = properties::get(stored, properties::UNIQ_KEY);
-        (code, unique, properties::get(stored, properties::KEYS))
     }
 
     /// The newest slot of a queue, if its units are in the ring.

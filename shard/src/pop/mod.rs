@@ -30,8 +30,9 @@ pub use table::{
 
 use crate::error::Refusal;
 use crate::event::Event;
+use crate::message::NewMessage;
 use crate::runtime::Now;
-use crate::shard::{Appended, NewMessage, Shard};
+use crate::shard::{Appended, Shard};
 
 /// Counters of POP since the start of the process.
 #[derive(Clone, Copy, Default, Debug)]

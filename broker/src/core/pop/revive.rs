@@ -13,7 +13,7 @@ use shard::error::Refusal;
 use shard::pop::{Due, DueMessage, PopIndex, PopName, Taking};
 use shard::queue::{Queue, QueueIndex};
 use shard::select::{PullLimits, Selection, Wanted};
-use wire::message::{RecordView, ids, properties, tags};
+use wire::message::{RecordView, ids, properties};
 
 use super::super::gather::{ColdAsk, Then};
 use super::super::messages::MeshMessage;
@@ -277,18 +277,9 @@ impl State {
         let normal = normal_topic(&name.topic, &name.group).to_owned();
         let stored = copy_properties(view, message.pop_ms, &normal, target);
         let copy = NewMessage {
-            queue: target.queue,
-            flag: view.flag(),
-            sys_flag: view.sys_flag(),
-            born_timestamp: view.born_timestamp(),
-            born_host: view.born_host(),
             reconsume_times: view.reconsume_times().max(message.count) + 1,
-            prepared_transaction_offset: 0,
-            body: view.body(),
             properties: &[&stored],
-            tags_code: tags::tags_code(properties::get_str(&stored, properties::TAGS)),
-            unique_key: properties::get(&stored, properties::UNIQ_KEY),
-            keys: properties::get(&stored, properties::KEYS),
+            ..NewMessage::of_record(view, target.queue, &stored)
         };
         let now = self.now;
         let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
