@@ -58,6 +58,40 @@ impl State {
         table.find(named.topic, named.group, named.queue_id)
     }
 
+    /// The shard of this core that has the message, given by offset and receipt, and the receipt.
+    /// None: the request went to another core, or was refused.
+    fn held_here(
+        &mut self,
+        origin: &Origin,
+        reply: &ReplyTo,
+        whole: &[u8],
+        named: &Named<'_>,
+        (offset, extra_info): (i64, &str),
+    ) -> Option<(usize, Receipt)> {
+        let home = match self.home_of_named(named) {
+            Ok(home) => home,
+            Err((code, remark)) => {
+                self.answer(reply, code, Some(&remark));
+                return None;
+            }
+        };
+        if self.sent_on(home.shard, origin, reply, whole, None) {
+            return None;
+        }
+        let local = self.local_shard(home.shard)?;
+        let Some(receipt) = Receipt::parse(extra_info) else {
+            let remark = format!("extraInfo {extra_info:?} is no receipt");
+            self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            return None;
+        };
+        if !self.has_offset(local, home, offset) {
+            let remark = format!("offset {offset} is not in the queue");
+            self.answer(reply, response::NO_MESSAGE, Some(&remark));
+            return None;
+        }
+        Some((local, receipt))
+    }
+
     /// Handles ACK_MESSAGE.
     pub fn on_pop_ack(
         &mut self,
@@ -77,24 +111,10 @@ impl State {
             group: &ack.consumer_group,
             queue_id: ack.queue_id,
         };
-        let home = match self.home_of_named(&named) {
-            Ok(home) => home,
-            Err((code, remark)) => return self.answer(reply, code, Some(&remark)),
-        };
-        if self.sent_on(home.shard, origin, reply, whole, None) {
-            return;
-        }
-        let Some(local) = self.local_shard(home.shard) else {
+        let message = (ack.offset, &*ack.extra_info);
+        let Some((local, receipt)) = self.held_here(origin, reply, whole, &named, message) else {
             return;
         };
-        let Some(receipt) = Receipt::parse(&ack.extra_info) else {
-            let remark = format!("extraInfo {:?} is no receipt", ack.extra_info);
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
-        };
-        if !self.has_offset(local, home, ack.offset) {
-            let remark = format!("offset {} is not in the queue", ack.offset);
-            return self.answer(reply, response::NO_MESSAGE, Some(&remark));
-        }
         match self.ack_held(local, &named, receipt.pop_ms, &[ack.offset as u64]) {
             Ok((0, _)) if receipt.is_over(self.now.wall_ms) => {
                 self.answer(reply, response::NO_MESSAGE, Some(TOO_LATE));
@@ -169,24 +189,10 @@ impl State {
             group: &change.consumer_group,
             queue_id: change.queue_id,
         };
-        let home = match self.home_of_named(&named) {
-            Ok(home) => home,
-            Err((code, remark)) => return self.answer(reply, code, Some(&remark)),
-        };
-        if self.sent_on(home.shard, origin, reply, whole, None) {
-            return;
-        }
-        let Some(local) = self.local_shard(home.shard) else {
+        let message = (change.offset, &*change.extra_info);
+        let Some((local, receipt)) = self.held_here(origin, reply, whole, &named, message) else {
             return;
         };
-        let Some(receipt) = Receipt::parse(&change.extra_info) else {
-            let remark = format!("extraInfo {:?} is no receipt", change.extra_info);
-            return self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
-        };
-        if !self.has_offset(local, home, change.offset) {
-            let remark = format!("offset {} is not in the queue", change.offset);
-            return self.answer(reply, response::NO_MESSAGE, Some(&remark));
-        }
         let invisible_ms = change.invisible_time.clamp(0, INVISIBLE_MS_MAX);
         self.change_held(
             reply,
