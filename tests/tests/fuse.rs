@@ -21,20 +21,11 @@ struct Cluster {
 
 fn cluster(name: &str, size: usize) -> Cluster {
     let mut namesrv = BrokerProcess::new(&format!("{name}-namesrv"));
-    let port = namesrv.namesrv_port.to_string();
-    let data = namesrv.data().display().to_string();
-    namesrv.launch_as(&["namesrv", "--data", &data, "--port", &port].map(str::to_owned));
+    namesrv.start_namesrv();
     let brokers = (0..size).map(|number| {
         let mut broker = BrokerProcess::new(&format!("{name}-{number}"));
-        let store = broker.data().display().to_string();
-        let port = broker.broker_port.to_string();
-        broker.set("brokerName", &format!("broker-{number}"));
-        broker.set("listenPort", &port).set("pinion.shards", "1");
-        broker.set("storePathRootDir", &store);
-        let configuration = broker.configuration().display().to_string();
-        let address = format!("127.0.0.1:{}", namesrv.namesrv_port);
-        broker.launch_as(&["broker", "-c", &configuration, "-n", &address].map(str::to_owned));
-        broker.namesrv_port = namesrv.namesrv_port;
+        broker.set("pinion.shards", "1");
+        broker.launch_broker(&format!("broker-{number}"), namesrv.namesrv_port);
         broker.wait_ready();
         broker.client().create_topic(TOPIC, 4).expect("topic");
         broker
