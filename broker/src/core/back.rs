@@ -87,10 +87,7 @@ impl State {
     pub fn on_back_record(&mut self, order: BackOrder, answer: Answer) {
         let record = match answer {
             Answer::Records(records) => records.into_iter().next(),
-            Answer::Failed(reason) => {
-                let remark = format!("disk: read failed: {reason}");
-                return self.answer(&order.reply, response::SYSTEM_ERROR, Some(&remark));
-            }
+            Answer::Failed(reason) => return self.answer_read_failed(&order.reply, &reason),
             _ => None,
         };
         let view = record

@@ -114,14 +114,19 @@ impl State {
         self.then(then, Answer::Offset(offset));
     }
 
+    /// Answers what needed a read of the disk that did not succeed.
+    pub(super) fn answer_read_failed(&mut self, reply: &ReplyTo, reason: &str) {
+        let remark = format!("disk: read failed: {reason}");
+        self.answer(reply, response::SYSTEM_ERROR, Some(&remark));
+    }
+
     fn then(&mut self, then: Then, answer: Answer) {
         match (then, answer) {
             (Then::AnswerOffset(reply), Answer::Offset(offset)) => {
                 self.answer_number(&reply, "offset", offset);
             }
             (Then::AnswerOffset(reply) | Then::AnswerView(reply), Answer::Failed(reason)) => {
-                let remark = format!("disk: read failed: {reason}");
-                self.answer(&reply, response::SYSTEM_ERROR, Some(&remark));
+                self.answer_read_failed(&reply, &reason);
             }
             (Then::AnswerView(reply), Answer::Records(records)) => {
                 self.answer_record(&reply, records.first());

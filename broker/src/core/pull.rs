@@ -373,10 +373,7 @@ impl State {
                 self.try_again(pull);
             }
             Answer::Pull { selection, .. } => self.answer_out_of_range(&pull, selection),
-            Answer::Failed(reason) => {
-                let remark = format!("disk: read failed: {reason}");
-                self.answer(&pull.reply, response::SYSTEM_ERROR, Some(&remark));
-            }
+            Answer::Failed(reason) => self.answer_read_failed(&pull.reply, &reason),
             _ => self.answer(
                 &pull.reply,
                 response::SYSTEM_ERROR,

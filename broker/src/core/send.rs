@@ -9,7 +9,7 @@
 //! flush mode promises (P1).
 
 use shard::queue::QueueIndex;
-use shard::{Appended, NewMessage, Refusal};
+use shard::{Appended, NewMessage, Refusal, Shard};
 use wire::codes::{request, response};
 use wire::header::{FieldError, Header, SendAnswerFields};
 use wire::message::{PROPERTIES_BYTES_MAX, batch, ids, properties, sysflag, tags};
@@ -39,6 +39,43 @@ pub(super) struct Target {
     pub(super) queue_id: i32,
 }
 
+impl Target {
+    /// Names the real queue in the properties of a message that first stands elsewhere.
+    pub(super) fn name_in(&self, stored: &mut Vec<u8>, shard: &Shard) {
+        let queue = shard.queues().get(self.queue);
+        let topic = queue.map_or("", |queue| &*queue.topic);
+        properties::append(stored, properties::REAL_TOPIC, topic);
+        let queue_id = self.queue_id.to_string();
+        properties::append(stored, properties::REAL_QUEUE_ID, &queue_id);
+    }
+
+    /// The message of a request; what was found stands in the first part of its properties.
+    pub(super) fn message<'a>(
+        &self,
+        origin: &Origin,
+        request: &SendRequest<'_>,
+        found: &Wishes,
+        body: &'a [u8],
+        parts: &'a [&'a [u8]],
+    ) -> NewMessage<'a> {
+        let stored = parts.first().copied().unwrap_or_default();
+        NewMessage {
+            queue: self.queue,
+            flag: request.flag,
+            sys_flag: request.sys_flag,
+            born_timestamp: request.born_timestamp,
+            born_host: origin.peer,
+            reconsume_times: request.reconsume_times,
+            prepared_transaction_offset: 0,
+            body,
+            properties: parts,
+            tags_code: found.tags_code,
+            unique_key: found.unique.map(|place| cut(place, stored)),
+            keys: found.keys.map(|place| cut(place, stored)),
+        }
+    }
+}
+
 fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
     (
         value.as_ptr() as usize - stored.as_ptr() as usize,
@@ -46,7 +83,7 @@ fn place(stored: &[u8], value: &[u8]) -> (usize, usize) {
     )
 }
 
-pub(super) fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
+fn cut((at, len): (usize, usize), stored: &[u8]) -> &[u8] {
     stored.get(at..at + len).unwrap_or_default()
 }
 
@@ -301,30 +338,10 @@ impl State {
             return Ok(());
         };
         if found.delay_level > 0 {
-            let queue = shard.queues().get(target.queue);
-            properties::append(
-                stored,
-                properties::REAL_TOPIC,
-                queue.map_or("", |q| &*q.topic),
-            );
-            let queue_id = target.queue_id.to_string();
-            properties::append(stored, properties::REAL_QUEUE_ID, &queue_id);
+            target.name_in(stored, shard);
         }
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
-        let message = NewMessage {
-            queue: target.queue,
-            flag: request.flag,
-            sys_flag: request.sys_flag,
-            born_timestamp: request.born_timestamp,
-            born_host: origin.peer,
-            reconsume_times: request.reconsume_times,
-            prepared_transaction_offset: 0,
-            body,
-            properties: &parts,
-            tags_code: found.tags_code,
-            unique_key: found.unique.map(|place| cut(place, stored)),
-            keys: found.keys.map(|place| cut(place, stored)),
-        };
+        let message = target.message(origin, request, &found, body, &parts);
         let appended = if let Some(null) = &mut self.null {
             null.take(body.len(), self.now.wall_ms)
         } else if found.delay_level > 0 {
@@ -376,19 +393,10 @@ impl State {
         let mut end = 0;
         for message in batch::iter(body).flatten() {
             let found = wishes(message.properties);
+            let parts = [message.properties];
             let new = NewMessage {
-                queue: target.queue,
                 flag: message.flag,
-                sys_flag: request.sys_flag,
-                born_timestamp: request.born_timestamp,
-                born_host: origin.peer,
-                reconsume_times: request.reconsume_times,
-                prepared_transaction_offset: 0,
-                body: message.body,
-                properties: &[message.properties],
-                tags_code: found.tags_code,
-                unique_key: found.unique.map(|place| cut(place, message.properties)),
-                keys: found.keys.map(|place| cut(place, message.properties)),
+                ..target.message(origin, request, &found, message.body, &parts)
             };
             let appended = match &mut self.null {
                 Some(null) => Ok(null.take(message.body.len(), self.now.wall_ms)),

@@ -7,7 +7,7 @@
 use shard::half::{HalfEnd, HalfLimits, OPEN_MAX, group_hash};
 use shard::half_checks::HalfCheck;
 use shard::half_ends::Ended;
-use shard::{NewMessage, Refusal, address};
+use shard::{Refusal, address};
 use wire::codes::response;
 use wire::header::Header;
 use wire::message::{RecordView, properties, sysflag};
@@ -17,7 +17,7 @@ use shard::cold::{Answer, Question};
 
 use super::gather::{ColdAsk, Then};
 use super::messages::{MeshMessage, ReplyTo};
-use super::send::{Target, Wishes, cut};
+use super::send::{Target, Wishes};
 use super::state::{State, encode_plain};
 use crate::config::Config;
 use crate::control::effects::Origin;
@@ -70,30 +70,13 @@ impl State {
         let Some(local) = self.shards.get_mut(target.local) else {
             return Ok(());
         };
-        let queue = local.shard.queues().get(target.queue);
-        let topic = queue.map_or("", |queue| &*queue.topic);
-        properties::append(stored, properties::REAL_TOPIC, topic);
-        let queue_id = target.queue_id.to_string();
-        properties::append(stored, properties::REAL_QUEUE_ID, &queue_id);
+        target.name_in(stored, &local.shard);
         if properties::get(stored, properties::PRODUCER_GROUP).is_none() {
             let group = request.producer_group.to_cow();
             properties::append(stored, properties::PRODUCER_GROUP, &group);
         }
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
-        let message = NewMessage {
-            queue: target.queue,
-            flag: request.flag,
-            sys_flag: request.sys_flag,
-            born_timestamp: request.born_timestamp,
-            born_host: origin.peer,
-            reconsume_times: request.reconsume_times,
-            prepared_transaction_offset: 0,
-            body,
-            properties: &parts,
-            tags_code: found.tags_code,
-            unique_key: found.unique.map(|place| cut(place, stored)),
-            keys: found.keys.map(|place| cut(place, stored)),
-        };
+        let message = target.message(origin, request, found, body, &parts);
         let appended = local.shard.append_half(self.now, message)?;
         self.finish_single(reply, target, &appended, found);
         Ok(())
@@ -220,20 +203,17 @@ impl State {
     }
 
     /// Goes on with a commit once the half message is there.
-    pub fn on_commit_record(&mut self, order: CommitOrder, answer: Answer) {
+    pub fn on_commit_record(&mut self, mut order: CommitOrder, answer: Answer) {
         let record = match answer {
             Answer::Records(records) => records.into_iter().next(),
-            Answer::Failed(reason) => {
-                let remark = format!("disk: read failed: {reason}");
-                return self.answer(&order.reply, response::SYSTEM_ERROR, Some(&remark));
-            }
+            Answer::Failed(reason) => return self.answer_read_failed(&order.reply, &reason),
             _ => None,
         };
         let Some(record) = record else {
             let remark = "Find prepared transaction message failed: its record is damaged or gone";
             return self.answer(&order.reply, response::SYSTEM_ERROR, Some(remark));
         };
-        let frame = order.frame.clone();
+        let frame = std::mem::take(&mut order.frame);
         self.commit_record(&order, &record, &frame);
     }
 

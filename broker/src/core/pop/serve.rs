@@ -9,7 +9,6 @@ use shard::pop::{PopIndex, Taking};
 use shard::queue::QueueIndex;
 use shard::select::{PullLimits, Selection, Wanted};
 use shard::units::Unit;
-use wire::codes::response;
 use wire::message::{RecordView, peek_len};
 
 use super::super::gather::{ColdAsk, Then};
@@ -466,9 +465,7 @@ impl State {
         let moved = stands != cold.offset as i64 || blocked;
         match answer {
             Answer::Failed(reason) => {
-                let remark = format!("disk: read failed: {reason}");
-                let reply = cold.order.reply;
-                self.answer(&reply, response::SYSTEM_ERROR, Some(&remark));
+                self.answer_read_failed(&cold.order.reply, &reason);
                 self.finish_pop(&cold.order);
             }
             Answer::Pull {
