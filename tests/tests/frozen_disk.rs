@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tests::audit::{Ledger, Sighting};
-use tests::client::{answer, code, physical_offset, pulled, sent};
+use tests::client::{Client, answer, code, physical_offset, pulled, sent};
 use tests::disk::LoopDisk;
 use tests::frame::Frame;
 use tests::process::{BrokerProcess, eventually};
@@ -264,6 +264,24 @@ fn new_group_and_old_topic(broker: &BrokerProcess, group: &str, number: u64) {
     soon("the status", || client.runtime_info().map(drop));
 }
 
+/// Asks for a topic that another connection is ordering: "not known" is right until the order has
+/// arrived, and then no answer is, before the disk has the topic.
+fn asks_until_it_must_wait(broker: &BrokerProcess, topic: &str) -> (Client, i32) {
+    for _ in 0..50 {
+        let mut asking = broker.client();
+        let fields = [("topic", topic.to_owned())];
+        let question = Frame::request(code::GET_TOPIC_CONFIG, &fields, b"");
+        let question = asking.start(question).expect("start");
+        let little = Some(Duration::from_millis(200));
+        asking.socket().set_read_timeout(little).expect("timeout");
+        match asking.finish(question) {
+            Err(_) => return (asking, question),
+            Ok(early) => assert_eq!(early.code, answer::TOPIC_NOT_EXIST, "told too early"),
+        }
+    }
+    panic!("the order for {topic} never arrived");
+}
+
 #[test]
 fn new_groups_are_served_while_the_disk_hangs_and_administrators_wait() {
     let _turn = turn();
@@ -294,10 +312,7 @@ fn new_groups_are_served_while_the_disk_hangs_and_administrators_wait() {
     ];
     let order = Frame::request(code::UPDATE_AND_CREATE_TOPIC, &fields, b"");
     let ordered = administrator.start(order).expect("start");
-    let mut asking = broker.client();
-    let asked = [("topic", "ordered".to_owned())];
-    let question = Frame::request(code::GET_TOPIC_CONFIG, &asked, b"");
-    let question = asking.start(question).expect("start");
+    let (mut asking, question) = asks_until_it_must_wait(&broker, "ordered");
     new_group_and_old_topic(&broker, "made_behind_an_order", 2);
     for (waiting, opaque, what) in [
         (&mut administrator, ordered, "the order"),
