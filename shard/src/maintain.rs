@@ -43,6 +43,12 @@ pub struct RetentionOrder {
     pub segments_max: usize,
 }
 
+/// How many segments of a size a shard prepares ahead of its log.
+#[must_use]
+pub fn ready_segments(segment_bytes: u64) -> u64 {
+    (READY_BYTES / segment_bytes.max(1)).clamp(1, READY_SEGMENTS_MAX)
+}
+
 /// The name of a segment on its way out; a start removes what it finds under such names.
 fn removing_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
@@ -63,7 +69,7 @@ impl Shard {
     }
 
     fn ready_target(&self) -> usize {
-        (READY_BYTES / self.config.segment_bytes).clamp(1, READY_SEGMENTS_MAX) as usize
+        ready_segments(self.config.segment_bytes) as usize
     }
 
     fn prepare_segment<D: Driver>(&mut self, driver: &mut D) {

@@ -231,13 +231,22 @@ impl BrokerProcess {
 
     /// Starts `pinion broker` under that name with another process's name server.
     pub fn launch_broker(&mut self, name: &str, namesrv_port: u16) -> &mut Self {
+        self.launch_broker_with(name, namesrv_port, &format!("127.0.0.1:{namesrv_port}"))
+    }
+
+    /// The same with name servers by name, of which one is here at this port.
+    pub fn launch_broker_with(
+        &mut self,
+        name: &str,
+        namesrv_port: u16,
+        servers: &str,
+    ) -> &mut Self {
         let store = self.data().display().to_string();
         let port = self.broker_port.to_string();
         self.set("brokerName", name).set("listenPort", &port);
         self.set("storePathRootDir", &store);
         let configuration = self.configuration().display().to_string();
-        let namesrv = format!("127.0.0.1:{namesrv_port}");
-        self.launch_as(&["broker", "-c", &configuration, "-n", &namesrv].map(str::to_owned));
+        self.launch_as(&["broker", "-c", &configuration, "-n", servers].map(str::to_owned));
         self.namesrv_port = namesrv_port;
         self
     }

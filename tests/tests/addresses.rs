@@ -111,6 +111,29 @@ fn version_four_addresses_and_host_names_work() {
 }
 
 #[test]
+fn a_name_server_whose_name_nobody_knows_holds_nothing_up() {
+    let _turn = turn();
+    let mut names = BrokerProcess::new("known-names");
+    names.start();
+    let mut broker = BrokerProcess::new("unknown-name");
+    let port = names.namesrv_port;
+    let servers = format!("no-such-host.invalid:9876;localhost:{port}");
+    broker.launch_broker_with("second", port, &servers);
+    broker.wait_ready();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    eventually("it is registered", Duration::from_secs(20), || {
+        let route = names.namesrv().route(TOPIC).ok().flatten();
+        route.is_some_and(|route| route.contains("second"))
+    });
+    eventually("it is said", Duration::from_secs(30), || {
+        broker.output().contains("the name has no address now")
+    });
+    broker.stop();
+    names.stop();
+}
+
+#[test]
 fn clients_of_both_families_read_each_others_messages() {
     let _turn = turn();
     if !has_version_six() {

@@ -119,6 +119,23 @@ fn watch(broker: &mut BrokerProcess, limit: Duration) -> Seen {
     seen
 }
 
+/// Starts, and asks it to stop as soon as it says that it recovers.
+fn sigterm_ends_a_recovery(broker: &mut BrokerProcess) {
+    let port = broker.broker_port + 3;
+    broker.launch();
+    let recovering = || probe(port, "/live").is_some_and(|(_, body)| body.contains("recovering"));
+    while !recovering() {
+        assert!(probe(port, "/ready").is_none_or(|(status, _)| status == 503));
+        thread::sleep(Duration::from_millis(1));
+    }
+    let began = Instant::now();
+    broker.stop();
+    let took = began.elapsed();
+    assert!(took < FIRST_SECOND, "SIGTERM took {took:?}");
+    let said = broker.output();
+    assert!(said.contains("stopping during recovery"), "{said}");
+}
+
 #[derive(Debug, Default)]
 struct Seen {
     first_answer: Option<Duration>,
@@ -151,6 +168,7 @@ fn a_recovery_that_is_killed_again_and_again_goes_on_where_it_was() {
     broker.kill();
     println!("a start takes {bare:?}, and {undisturbed:?} when it reads everything");
     forget_runs(&broker);
+    sigterm_ends_a_recovery(&mut broker);
     // Six of these are enough for all of it, if nothing is read twice.
     let each = bare + undisturbed.saturating_sub(bare) / 3;
     let (mut total, mut percents) = (Duration::ZERO, Vec::new());

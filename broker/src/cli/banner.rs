@@ -66,8 +66,8 @@ pub struct BrokerLines {
     pub store: PathBuf,
     /// Bytes of the store.
     pub store_bytes: u64,
-    /// Messages in it, when known.
-    pub store_messages: Option<u64>,
+    /// Bytes of segments that are prepared ahead of the logs after the start.
+    pub store_ahead_bytes: u64,
 }
 
 impl Banner {
@@ -188,15 +188,13 @@ fn broker_text(broker: &BrokerLines, out: &mut String) {
         None => "end with the process; acks wait for the write".to_owned(),
     };
     line(out, "buffers", &survives);
-    let messages = broker
-        .store_messages
-        .map(|count| format!(", {count} messages"));
-    let size = format!(
-        "{}{}",
+    let store = format!(
+        "{}, {}; up to {} more prepared ahead",
+        broker.store.display(),
         Bytes(broker.store_bytes),
-        messages.unwrap_or_default()
+        Bytes(broker.store_ahead_bytes)
     );
-    line(out, "store", &format!("{}, {size}", broker.store.display()));
+    line(out, "store", &store);
 }
 
 #[cfg(test)]
@@ -225,7 +223,7 @@ mod tests {
                 buffer_dir: Some("/dev/shm".into()),
                 store: "./data".into(),
                 store_bytes: 3 << 30,
-                store_messages: Some(12),
+                store_ahead_bytes: 2 << 30,
             }),
             cores: CoreList(vec![0, 1]),
             cores_host: 4,
@@ -250,7 +248,7 @@ mod tests {
             "pinning       yes",
             "thread (probe",
             "outlive the process, in /dev/shm",
-            "./data, 3 GiB, 12 messages",
+            "./data, 3 GiB; up to 2 GiB more prepared ahead",
             "broker.conf",
             "Ctrl-C",
             "boot success",

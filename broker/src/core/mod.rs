@@ -29,6 +29,7 @@ pub mod registrar;
 pub mod replies;
 mod reply_sends;
 pub mod report;
+mod resolver;
 pub mod retention;
 pub mod saves;
 pub mod send;

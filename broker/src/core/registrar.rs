@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::mpsc::Receiver;
 
 use shard::repeated::Repeated;
 use shard::runtime::{ConnectionId, Driver};
@@ -23,6 +24,7 @@ use wire::frame::Serialization;
 use wire::header::{ExtValue, Header, encode_request};
 
 use super::connections::Purpose;
+use super::resolver::Found;
 use super::state::State;
 use crate::namesrv::offer::{
     ASK_FIELD, GONE_FIELD, OFFER_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE,
@@ -35,6 +37,8 @@ pub const REGISTRATION_TOPICS_MAX: usize = 4_000;
 const ASK_US: u64 = 3_000_000;
 /// Pause before a name server is dialled again, in microseconds.
 const RETRY_US: u64 = 1_000_000;
+/// How often to see whether the address of a name server has been found by now.
+const LOOK_US: u64 = 50_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Link {
@@ -114,6 +118,8 @@ pub struct Registrar {
     dirty: bool,
     /// The newest version told with the whole table or a part of it.
     told_version: Option<DataVersion>,
+    /// Addresses of servers, as they are found out.
+    found: Receiver<Found>,
 }
 
 /// What is sent of the topics.
@@ -125,12 +131,12 @@ struct Sent {
 }
 
 impl Registrar {
-    /// Registers with these name servers, given by name and resolved addresses.
+    /// Registers with these name servers, whose addresses are told by number.
     #[must_use]
-    pub fn new(identity: Identity, servers: Vec<(String, Vec<SocketAddr>)>) -> Self {
-        let servers = servers.into_iter().map(|(name, addresses)| Server {
+    pub fn new(identity: Identity, names: Vec<String>, found: Receiver<Found>) -> Self {
+        let servers = names.into_iter().map(|name| Server {
             name,
-            addresses,
+            addresses: Vec::new(),
             next_address: 0,
             link: Link::Down { retry_at_us: 0 },
             registered_at_us: 0,
@@ -149,6 +155,17 @@ impl Registrar {
             opaque: 0,
             dirty: false,
             told_version: None,
+            found,
+        }
+    }
+
+    /// Takes over what has been found out of addresses since.
+    fn take_found(&mut self) {
+        while let Ok((index, addresses)) = self.found.try_recv() {
+            if let Some(server) = self.servers.get_mut(index) {
+                server.addresses = addresses;
+                server.next_address = 0;
+            }
         }
     }
 
@@ -410,12 +427,15 @@ impl State {
         let Some(task) = self.control.as_deref_mut() else {
             return;
         };
+        task.registrar.take_found();
         for (index, server) in task.registrar.servers.iter_mut().enumerate() {
             if let Link::Down { retry_at_us } = server.link
                 && now_us >= retry_at_us
             {
                 let count = server.addresses.len().max(1);
                 let Some(address) = server.addresses.get(server.next_address % count) else {
+                    let retry_at_us = now_us + LOOK_US;
+                    server.link = Link::Down { retry_at_us };
                     continue;
                 };
                 server.next_address += 1;

@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use shard::io::real::RealStorage;
+use shard::maintain::ready_segments;
 use shard::mesh::{BellReader, BellRinger, Mesh, MeshEnd};
 use shard::recovery::Recovered;
 use shard::runtime::Driver as _;
@@ -24,6 +25,7 @@ use super::outside::{
     both_families, broker_addresses, check_free, dial_advertised, start_exporter, start_health,
 };
 use super::registrar::{Identity, Registrar};
+use super::resolver;
 use super::start::{self, OpenStore};
 use super::state::{CoreError, LocalShard, State, StateParts};
 use super::store::{StoreIdentity, bytes_below};
@@ -65,6 +67,9 @@ struct Seed {
     null: bool,
 }
 
+/// How soon the watch for signals notices that the store is open, in milliseconds.
+const START_WATCH_MS: i32 = 5;
+
 /// Runs what the plan says until a signal comes.
 ///
 /// # Errors
@@ -88,11 +93,13 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     }
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
+    let watch = StartWatch::over(signals)?;
     let store = if plan.broker {
         Some(start::open_store(&plan, &health)?)
     } else {
         None
     };
+    let signals = watch.end()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop, &metrics)?;
     let (ready, became_ready) = mpsc::channel();
@@ -142,6 +149,39 @@ pub(super) fn machine(what: &str, source: std::io::Error) -> CoreError {
     CoreError::Machine {
         what: what.to_owned(),
         source,
+    }
+}
+
+/// Watches for signals while a store is opened, which may take minutes and has nothing in flight.
+struct StartWatch {
+    over: mpsc::Sender<()>,
+    thread: JoinHandle<sys::SignalWaiter>,
+}
+
+impl StartWatch {
+    fn over(signals: sys::SignalWaiter) -> Result<Self, CoreError> {
+        let (over, is_over) = mpsc::channel();
+        let watch = move || {
+            while is_over.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                if let Ok(Some(_)) = signals.wait(START_WATCH_MS) {
+                    tracing::info!("stopping during recovery; the next start goes on from here");
+                    std::process::exit(0);
+                }
+            }
+            signals
+        };
+        let thread = std::thread::Builder::new()
+            .name("start-watch".to_owned())
+            .spawn(watch)
+            .map_err(|source| machine("starting the watch for signals", source))?;
+        Ok(Self { over, thread })
+    }
+
+    /// Gives the signals back.
+    fn end(self) -> Result<sys::SignalWaiter, CoreError> {
+        drop(self.over);
+        let ended = self.thread.join();
+        ended.map_err(|_| CoreError::Other("the watch for signals ended early".to_owned()))
     }
 }
 
@@ -401,23 +441,11 @@ fn registrar(config: &Config) -> Result<Registrar, CoreError> {
         broker_address: config.broker_ip1.with_port(config.listen_port),
         ha_address: config.broker_ip2.with_port(config.ha_listen_port),
     };
-    let mut servers = Vec::new();
-    for server in &config.namesrv_addr.0 {
-        let name = server.to_string();
-        match server.host.resolve(server.port) {
-            Ok(addresses) if !addresses.is_empty() => servers.push((name, addresses)),
-            Ok(_) => {
-                return Err(CoreError::Other(format!(
-                    "namesrvAddr={name}: has no address"
-                )));
-            }
-            Err(source) => {
-                let what = format!("namesrvAddr={name}: cannot be resolved");
-                return Err(CoreError::Machine { what, source });
-            }
-        }
-    }
-    Ok(Registrar::new(identity, servers))
+    let servers = &config.namesrv_addr.0;
+    let found = resolver::follow(servers)
+        .map_err(|source| machine("looking up the addresses of namesrvAddr", source))?;
+    let names = servers.iter().map(ToString::to_string).collect();
+    Ok(Registrar::new(identity, names, found))
 }
 
 fn name_server(
@@ -470,9 +498,11 @@ fn broker_lines(
         pinning: plan.granted.pinning,
         log_port: log_port.to_owned(),
         buffer_dir: buffer_dir.cloned(),
-        store: root.to_path_buf(),
+        store: std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf()),
         store_bytes: bytes_below(root),
-        store_messages: None,
+        store_ahead_bytes: u64::from(identity.shards)
+            * ready_segments(identity.segment_bytes)
+            * identity.segment_bytes,
     }
 }
 

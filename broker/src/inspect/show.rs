@@ -76,10 +76,14 @@ pub fn shard_text(shard: &ShardReport, facts: &StoreFacts) -> String {
             .file_name()
             .unwrap_or_default()
             .to_string_lossy();
+        let newest = match segment.last_store_timestamp {
+            0 => "no message".to_owned(),
+            stored => format!("newest stored at {stored} ms"),
+        };
         let _ = writeln!(
             out,
-            "  segment {name}: {} bytes, {} records, {} bytes used, last stored at {} ms",
-            segment.bytes, segment.records, segment.used, segment.last_store_timestamp
+            "  segment {name}: {} bytes, {} records, {} bytes used, {newest}",
+            segment.bytes, segment.records, segment.used
         );
     }
     for run in &shard.runs.runs {
