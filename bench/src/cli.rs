@@ -36,7 +36,9 @@ pub enum Command {
     CatchUp(RunOptions),
     /// Find the sustainable rate, then measure shares of it
     Sweep(RunOptions),
-    /// Measure two brokers in turns (A B A B …) and give ratios
+    /// Ask a name server for routes, closed loop: the rate it answers
+    Routes(RunOptions),
+    /// Measure brokers in turns (A B A B …) and give ratios
     Compare(CompareOptions),
     /// Measure against a broker that parses and answers but stores nothing: the ceiling
     Null(NullOptions),
@@ -174,6 +176,8 @@ pub enum Measure {
     Mixed,
     /// `catch-up`
     CatchUp,
+    /// `routes`
+    Routes,
 }
 
 /// Options of `compare`.
@@ -182,10 +186,10 @@ pub struct CompareOptions {
     /// The plan of every run
     #[command(flatten)]
     pub run: RunOptions,
-    /// File that says how the two sides are started and stopped
+    /// File that says how the sides are started and stopped
     #[arg(long)]
     pub sides: PathBuf,
-    /// Rounds, each of one run of either side
+    /// Rounds, each of one run of every side
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     /// What is measured
@@ -257,7 +261,8 @@ mod tests {
         Cli::command().debug_assert();
         let help = Cli::command().render_long_help().to_string();
         for word in [
-            "produce", "consume", "mixed", "catch-up", "sweep", "compare", "null", "device",
+            "produce", "consume", "mixed", "catch-up", "sweep", "routes", "compare", "null",
+            "device",
         ] {
             assert!(help.contains(word), "{word}");
         }

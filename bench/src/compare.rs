@@ -1,7 +1,7 @@
-//! Owns the comparison of two brokers: the same plan against either in turns, and ratios.
+//! Owns the comparison of brokers: a plan against each in turns, and ratios to the last of them.
 //!
-//! Invariant: a ratio is made within a round, of two runs that followed each other, and is told as
-//! the median of all rounds with its range; a round without figures on both sides gives none.
+//! Invariant: a ratio is made within a round, of runs that followed each other, and is told as the
+//! median of all rounds with its range; a round without figures on both sides gives none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,6 +14,7 @@ use crate::figures::{Spread, spread};
 use crate::output::{self, RunDir};
 use crate::plan::Plan;
 use crate::progress::Progress;
+use crate::routes;
 use crate::scenario::{self, Scenario, Summary};
 use crate::sides::{self, Running, Side};
 use crate::sweep;
@@ -25,7 +26,7 @@ type Rounds = Vec<Summary>;
 pub fn run(options: &CompareOptions, plan: &Plan, progress: &Progress) -> Result<bool, BenchError> {
     let sides = sides::read(&options.sides)?;
     let dir = RunDir::create(options.run.out.as_deref(), "compare")?;
-    let mut rounds: [Rounds; 2] = [Vec::new(), Vec::new()];
+    let mut rounds: Vec<Rounds> = vec![Vec::new(); sides.len()];
     for round in 1..=options.rounds.max(1) {
         for (side, summaries) in sides.iter().zip(&mut rounds) {
             let below = dir.below(&format!("round-{round}-{}", side.name))?;
@@ -46,19 +47,21 @@ fn one(
     progress: &Progress,
     dir: &RunDir,
 ) -> Result<Summary, BenchError> {
+    let own = side.plan(plan)?;
     let mut running = Running::start(side)?;
     let plan = Plan {
         namesrv: side.namesrv.clone(),
-        label: format!("{} {}", side.name, plan.label).trim().to_owned(),
+        label: format!("{} {}", side.name, own.label).trim().to_owned(),
         server_pids: running.pids_command(),
         server_cores: side.cores.clone(),
-        ..plan.clone()
+        ..own
     };
     let measured = match what {
         Measure::Produce => scenario::run(Scenario::Produce, &plan, progress, dir),
         Measure::Consume => scenario::run(Scenario::Consume, &plan, progress, dir),
         Measure::Mixed => scenario::run(Scenario::Mixed, &plan, progress, dir),
         Measure::CatchUp => scenario::run(Scenario::CatchUp, &plan, progress, dir),
+        Measure::Routes => routes::run(&plan, progress, dir),
         Measure::Sweep => sweep::run(&plan, progress, dir),
     };
     running.stop()?;
@@ -68,7 +71,7 @@ fn one(
 fn write(
     dir: &RunDir,
     plan: &Plan,
-    sides: &[Side; 2],
+    sides: &[Side],
     options: &CompareOptions,
 ) -> Result<(), BenchError> {
     let value = json!({
@@ -82,16 +85,16 @@ fn write(
     dir.write_json("plan.json", &value)
 }
 
-/// Every figure that both sides have in some round.
-fn names(rounds: &[Rounds; 2]) -> BTreeSet<&String> {
-    let [a, b] = rounds;
-    let of = |rounds: &'_ Rounds| -> BTreeSet<String> {
-        let figures = rounds.iter().flat_map(|summary| summary.figures.keys());
-        figures.cloned().collect()
-    };
-    let theirs = of(b);
-    let ours = a.iter().flat_map(|summary| summary.figures.keys());
-    ours.filter(|name| theirs.contains(*name)).collect()
+/// Every figure that all sides have in some round.
+fn names(rounds: &[Rounds]) -> BTreeSet<&String> {
+    let mut each = rounds
+        .iter()
+        .map(|of| of.iter().flat_map(|summary| summary.figures.keys()));
+    let first: BTreeSet<&String> = each.next().into_iter().flatten().collect();
+    each.fold(first, |all, others| {
+        let others: BTreeSet<&String> = others.collect();
+        all.intersection(&others).copied().collect()
+    })
 }
 
 fn figures_of(rounds: &Rounds, name: &str) -> Vec<f64> {
@@ -101,14 +104,13 @@ fn figures_of(rounds: &Rounds, name: &str) -> Vec<f64> {
     figures.copied().collect()
 }
 
-/// Ratios of the first side to the second, within each round.
-fn ratios(rounds: &[Rounds; 2], name: &str) -> Vec<f64> {
-    let [a, b] = rounds;
-    a.iter()
-        .zip(b)
-        .filter_map(|(a, b)| {
-            let (ours, theirs) = (a.figures.get(name)?, b.figures.get(name)?);
-            (*theirs != 0.0).then(|| ours / theirs)
+/// Ratios of one side to another, within each round.
+fn ratios(of: &Rounds, to: &Rounds, name: &str) -> Vec<f64> {
+    of.iter()
+        .zip(to)
+        .filter_map(|(of, to)| {
+            let (of, to) = (of.figures.get(name)?, to.figures.get(name)?);
+            (*to != 0.0).then(|| of / to)
         })
         .collect()
 }
@@ -125,46 +127,54 @@ fn shown(spread: Option<Spread>, digits: usize) -> String {
 fn write_table(
     dir: &RunDir,
     plan: &Plan,
-    sides: &[Side; 2],
-    rounds: &[Rounds; 2],
+    sides: &[Side],
+    rounds: &[Rounds],
 ) -> Result<String, BenchError> {
-    let [a, b] = sides;
-    let [ours, theirs] = rounds;
+    let all: Vec<&str> = sides.iter().map(|side| side.name.as_str()).collect();
+    let Some((base, others)) = all.split_last() else {
+        return Ok(String::new());
+    };
+    let ratio_names: Vec<String> = others.iter().map(|of| format!("{of} ÷ {base}")).collect();
+    let columns = all.len() + ratio_names.len() + 1;
     let mut table = format!(
-        "# compare: {} and {}\n\n{}; {} rounds in turns; medians (ranges)\n\n| figure | {} | {} | \
-         {} ÷ {} |\n|---|---|---|---|\n",
-        a.name,
-        b.name,
+        "# compare: {}\n\n{}; {} rounds in turns; medians (ranges)\n\n| figure | {} | {} |\n{}|\n",
+        all.join(", "),
         output::title(plan),
-        theirs.len(),
-        a.name,
-        b.name,
-        a.name,
-        b.name
+        rounds.last().map_or(0, Vec::len),
+        all.join(" | "),
+        ratio_names.join(" | "),
+        "|---".repeat(columns),
     );
+    for side in sides.iter().filter(|side| !side.plan.is_empty()) {
+        let own = Value::Object(side.plan.clone());
+        table = table.replacen(
+            "; medians",
+            &format!("; {} with {own}; medians", side.name),
+            1,
+        );
+    }
     let mut values = BTreeMap::new();
     for name in names(rounds) {
-        let all = [
-            spread(&figures_of(ours, name)),
-            spread(&figures_of(theirs, name)),
-            spread(&ratios(rounds, name)),
-        ];
-        let [own, other, ratio] = all;
-        let digits = if own.is_some_and(|own| own.median < 100.0) {
-            2
-        } else {
-            0
+        let each: Vec<Option<Spread>> = rounds
+            .iter()
+            .map(|of| spread(&figures_of(of, name)))
+            .collect();
+        let ratio: Vec<Option<Spread>> = match rounds.split_last() {
+            Some((to, of)) => of.iter().map(|of| spread(&ratios(of, to, name))).collect(),
+            None => Vec::new(),
         };
-        table.push_str(&format!(
-            "| {name} | {} | {} | {} |\n",
-            shown(own, digits),
-            shown(other, digits),
-            shown(ratio, 3)
-        ));
-        values.insert(
-            name.clone(),
-            json!({ "a": own, "b": other, "ratio": ratio }),
-        );
+        let small = each
+            .first()
+            .copied()
+            .flatten()
+            .is_some_and(|own| own.median < 100.0);
+        let digits = if small { 2 } else { 0 };
+        let figures = each.iter().map(|figure| shown(*figure, digits));
+        let cells: Vec<String> = figures
+            .chain(ratio.iter().map(|ratio| shown(*ratio, 3)))
+            .collect();
+        table.push_str(&format!("| {name} | {} |\n", cells.join(" | ")));
+        values.insert(name.clone(), json!({ "sides": each, "ratios": ratio }));
     }
     for (side, rounds) in sides.iter().zip(rounds) {
         for (round, summary) in rounds.iter().enumerate() {
@@ -172,7 +182,7 @@ fn write_table(
         }
     }
     dir.write("table.md", table.as_bytes())?;
-    let value: Value = json!({ "a": a.name, "b": b.name, "figures": values });
+    let value: Value = json!({ "sides": all, "figures": values });
     dir.write_json("compare.json", &value)?;
     Ok(table)
 }
@@ -222,9 +232,9 @@ mod tests {
 
     #[test]
     fn ratios_are_made_within_a_round() {
-        let both = [rounds(&[100.0, 10.0, 30.0]), rounds(&[50.0, 1.0, 10.0])];
-        assert_eq!(ratios(&both, "rate"), [2.0, 10.0, 3.0]);
-        assert_eq!(spread(&ratios(&both, "rate")).unwrap().median, 3.0);
+        let [of, to] = [rounds(&[100.0, 10.0, 30.0]), rounds(&[50.0, 1.0, 10.0])];
+        assert_eq!(ratios(&of, &to, "rate"), [2.0, 10.0, 3.0]);
+        assert_eq!(spread(&ratios(&of, &to, "rate")).unwrap().median, 3.0);
     }
 
     #[test]
@@ -232,7 +242,7 @@ mod tests {
         let mut both = [rounds(&[100.0, 10.0]), rounds(&[50.0, 5.0])];
         both[0][1].figures.clear();
         both[0][1].sound = false;
-        assert_eq!(ratios(&both, "rate"), [2.0]);
+        assert_eq!(ratios(&both[0], &both[1], "rate"), [2.0]);
         assert_eq!(names(&both).len(), 1);
         assert!(warnings("a", 2, &both[0][1]).contains("no figures"));
     }

@@ -23,6 +23,7 @@ mod progress;
 mod readback;
 mod readers;
 mod report;
+mod routes;
 mod scenario;
 mod session;
 mod sides;
@@ -77,6 +78,11 @@ fn run(command: &Command) -> Result<bool, BenchError> {
             let dir = RunDir::create(options.out.as_deref(), "sweep")?;
             let summary = sweep::run(&plan, &progress, &dir)?;
             Ok(summary.sound && summary.refusals.is_empty())
+        }
+        Command::Routes(options) => {
+            let (plan, progress) = prepare(options)?;
+            let dir = RunDir::create(options.out.as_deref(), "routes")?;
+            routes::run(&plan, &progress, &dir).map(|summary| summary.sound)
         }
         Command::Compare(options) => {
             let (plan, progress) = prepare(&options.run)?;

@@ -29,6 +29,7 @@ pub fn run(options: &NullOptions, plan: &Plan, progress: &Progress) -> Result<bo
         pids: None,
         namesrv: format!("127.0.0.1:{}", port.saturating_add(1)),
         cores: options.null_cores.clone(),
+        plan: serde_json::Map::new(),
     };
     let mut running = Running::start(&side)?;
     let plan = Plan {

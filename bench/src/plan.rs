@@ -253,6 +253,17 @@ impl Plan {
         serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
     }
 
+    /// The plan with other values for some of its fields.
+    pub fn with(&self, over: &Map<String, Value>) -> Result<Self, String> {
+        let mut fields = match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) => Map::new(),
+            Err(error) => return Err(error.to_string()),
+        };
+        fields.extend(over.clone());
+        serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+    }
+
     /// Whether it can be run.
     pub fn check(&self) -> Result<(), BenchError> {
         let within = |name: &str, value: usize, least: usize, most: usize| {

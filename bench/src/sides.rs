@@ -3,6 +3,7 @@
 //! Invariant: what was started is stopped, also when the run between failed; a server counts as
 //! started when its name server knows a broker that takes connections.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,17 +11,21 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::error::BenchError;
+use crate::plan::Plan;
 use crate::session::wait_for_broker;
 
+/// Most sides of a comparison.
+pub const SIDES_MAX: usize = 8;
 /// How long a server may take to come up.
 const START_TIME: Duration = Duration::from_secs(120);
 /// How long a server may take to go.
 const STOP_TIME: Duration = Duration::from_secs(60);
 
 /// How a server is run.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Side {
     /// Its name in tables.
@@ -39,6 +44,20 @@ pub struct Side {
     /// CPUs it is given; a label.
     #[serde(default)]
     pub cores: String,
+    /// Fields of the plan that are different on this side.
+    #[serde(default)]
+    pub plan: Map<String, Value>,
+}
+
+impl Side {
+    /// The plan as this side runs it.
+    pub fn plan(&self, common: &Plan) -> Result<Plan, BenchError> {
+        let own = common.with(&self.plan).map_err(|problem| {
+            BenchError::Option(format!("the plan of side {}: {problem}", self.name))
+        })?;
+        own.check()?;
+        Ok(own)
+    }
 }
 
 #[derive(Deserialize)]
@@ -47,22 +66,23 @@ struct SidesFile {
     side: Vec<Side>,
 }
 
-/// Reads the two sides of a comparison.
-pub fn read(path: &Path) -> Result<[Side; 2], BenchError> {
+/// Reads the sides of a comparison.
+pub fn read(path: &Path) -> Result<Vec<Side>, BenchError> {
     let text = fs::read_to_string(path)
         .map_err(BenchError::io(format!("read the sides {}", path.display())))?;
     parse(&text).map_err(|error| BenchError::Option(format!("{}: {error}", path.display())))
 }
 
-fn parse(text: &str) -> Result<[Side; 2], String> {
+fn parse(text: &str) -> Result<Vec<Side>, String> {
     let file: SidesFile = toml::from_str(text).map_err(|error| error.to_string())?;
-    let sides: [Side; 2] = file
-        .side
-        .try_into()
-        .map_err(|sides: Vec<Side>| format!("{} sides, two are compared", sides.len()))?;
-    let [a, b] = &sides;
-    if a.name == b.name {
-        return Err(format!("both sides are called {}", a.name));
+    let sides = file.side;
+    if !(2..=SIDES_MAX).contains(&sides.len()) {
+        let count = sides.len();
+        return Err(format!("{count} sides and must be 2 to {SIDES_MAX}"));
+    }
+    let mut names = BTreeSet::new();
+    if let Some(twice) = sides.iter().find(|side| !names.insert(&side.name)) {
+        return Err(format!("two sides are called {}", twice.name));
     }
     Ok(sides)
 }
@@ -179,9 +199,13 @@ mod tests {
         namesrv = "127.0.0.1:2"
     "#;
 
+    fn two(text: &str) -> [Side; 2] {
+        parse(text).unwrap().try_into().unwrap()
+    }
+
     #[test]
-    fn two_sides_with_names_of_their_own_are_read() {
-        let [a, b] = parse(TWO).unwrap();
+    fn sides_with_names_of_their_own_are_read() {
+        let [a, b] = two(TWO);
         assert_eq!((a.name.as_str(), a.stop), ("a", None));
         assert_eq!(b.pids.as_deref(), Some("echo 1 2"));
         assert!(parse(&TWO.replace("\"b\"", "\"a\"")).is_err());
@@ -194,8 +218,30 @@ mod tests {
     }
 
     #[test]
+    fn a_side_may_have_fields_of_the_plan_for_itself() {
+        let [_, b] = two(&format!("{TWO}\nplan = {{ queues = 7 }}"));
+        let common = Plan::default();
+        let own = b.plan(&common).unwrap();
+        assert_eq!(
+            own,
+            Plan {
+                queues: 7,
+                ..common
+            }
+        );
+        for wrong in ["queuez = 7", "queues = 0", "queues = 'x'"] {
+            let [_, b] = two(&format!("{TWO}\nplan = {{ {wrong} }}"));
+            let error = b.plan(&Plan::default()).unwrap_err().to_string();
+            assert!(
+                error.contains("the plan of side b") || wrong == "queues = 0",
+                "{wrong}: {error}"
+            );
+        }
+    }
+
+    #[test]
     fn a_server_in_the_foreground_is_stopped() {
-        let [a, _] = parse(TWO).unwrap();
+        let [a, _] = two(TWO);
         let child = Command::new("sh")
             .args(["-c", &a.start])
             .process_group(0)
