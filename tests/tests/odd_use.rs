@@ -286,3 +286,60 @@ fn a_log_that_cannot_be_written_ends_nothing() {
     assert_eq!(count(&broker), 10);
     broker.stop();
 }
+
+#[test]
+fn a_request_with_an_empty_group_is_refused_and_the_broker_goes_on() {
+    let _turn = turn();
+    let mut broker = BrokerProcess::new("empty-group");
+    broker.start();
+    let mut client = broker.client();
+    client.create_topic("named", 1).expect("create topic");
+    let body = payload::body(1, 100);
+    client.send("named", 0, &body, &[]).expect("send");
+    let pop: i32 = 200_050;
+    let asks: [(i32, &[(&str, &str)]); 3] = [
+        (
+            code::PULL_MESSAGE,
+            &[
+                ("queueOffset", "0"),
+                ("maxMsgNums", "32"),
+                ("sysFlag", "0"),
+                ("commitOffset", "0"),
+                ("suspendTimeoutMillis", "0"),
+                ("subVersion", "0"),
+            ],
+        ),
+        (code::UPDATE_CONSUMER_OFFSET, &[("commitOffset", "1")]),
+        (
+            pop,
+            &[
+                ("maxMsgNums", "1"),
+                ("invisibleTime", "1000"),
+                ("pollTime", "0"),
+                ("bornTime", "0"),
+                ("initMode", "0"),
+            ],
+        ),
+    ];
+    for (asked, further) in asks {
+        for group in ["", " "] {
+            let place = [
+                ("consumerGroup", group),
+                ("topic", "named"),
+                ("queueId", "0"),
+            ];
+            let fields: Vec<(&str, String)> = place
+                .iter()
+                .chain(further)
+                .map(|(name, value)| (*name, (*value).to_owned()))
+                .collect();
+            let answer = broker.client().call(asked, &fields, b"").expect("answer");
+            assert_ne!(
+                answer.code, 0,
+                "code {asked} with group {group:?}: {answer:?}"
+            );
+            client.send("named", 0, &body, &[]).expect("a good send");
+        }
+    }
+    broker.stop();
+}

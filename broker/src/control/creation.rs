@@ -88,20 +88,27 @@ impl Control {
             request::PULL_MESSAGE | request::LITE_PULL_MESSAGE => {
                 let pull = PullRequest::decode(&call.header.ext)?;
                 let (group, topic) = (pull.consumer_group.to_cow(), pull.topic.to_cow());
-                self.check_for_consumer(&group, &topic, changes)
+                self.check_for_consumer(Some(&group), &topic, changes)
             }
             _ => {
                 let ext = &call.header.ext;
                 let group = ext.str("consumerGroup").or_else(|| ext.str("group"));
                 let topic = ext.need_str("topic")?;
-                self.check_for_consumer(&group.unwrap_or_default(), &topic, changes)
+                self.check_for_consumer(group.as_deref(), &topic, changes)
             }
         }
     }
 
-    /// A consumer needs its group, which may be created, and a topic, which may not.
-    fn check_for_consumer(&mut self, group: &str, topic: &str, changes: &mut Changes) -> Outcome {
-        if !group.is_empty() {
+    /// A consumer needs its group, which may be created, and a topic, which may not. A group that
+    /// is named must exist afterwards, whatever its name: the request is routed again, and would
+    /// come back here for ever.
+    fn check_for_consumer(
+        &mut self,
+        group: Option<&str>,
+        topic: &str,
+        changes: &mut Changes,
+    ) -> Outcome {
+        if let Some(group) = group {
             self.need_group(group, changes)?;
         }
         if self.topics.has(topic) {
