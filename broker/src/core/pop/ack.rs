@@ -212,10 +212,16 @@ impl State {
         invisible_ms: i64,
     ) {
         let index = self.pop_index(local, named);
-        let (now, due_ms) = (self.now, self.now.wall_ms + invisible_ms);
+        let now = self.now;
         let ordered = receipt.revive_queue == ORDERED_REVIVE_QUEUE;
-        // In order the receipt stays the same, else the change makes a new one.
-        let pop_ms = if ordered { receipt.pop_ms } else { now.wall_ms };
+        // In order the receipt stays the same, else the change makes a new one. Receipts differ by
+        // their pop time alone, so that a change in the millisecond of the pop needs the next one.
+        let (pop_ms, due_ms) = if ordered {
+            (receipt.pop_ms, now.wall_ms + invisible_ms)
+        } else {
+            let pop_ms = now.wall_ms.max(receipt.pop_ms.saturating_add(1));
+            (pop_ms, pop_ms.saturating_add(invisible_ms))
+        };
         let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
             return;
         };
