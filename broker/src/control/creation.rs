@@ -1,7 +1,7 @@
 //! Owns topics and groups that come into being because somebody uses them.
 //!
 //! Invariant: a request comes back to the data path only after what it lacked exists, so that it is
-//! never routed here twice for the same reason.
+//! never routed here twice for the same reason, and never more than [`CREATIONS_MAX`] times.
 
 use std::sync::Arc;
 
@@ -11,11 +11,15 @@ use wire::requests::{PullRequest, SendBack, SendRequest};
 
 use super::answer::{Call, Outcome, Refusal, codes, reply, with_call};
 use super::changes::Changes;
-use super::effects::{Effect, PendingRequest};
+use super::effects::{Effect, Origin, PendingRequest};
 use super::{Control, names};
 
 /// Queues of a new topic when the client names no number.
 const QUEUES_DEFAULT: i32 = 4;
+/// How often one request may be routed again: a group, its retry topic and its dead-letter topic
+/// may each be found missing in turn. More is a disagreement of this table with a core's, which
+/// would go on for ever.
+pub const CREATIONS_MAX: u8 = 8;
 
 impl Control {
     /// A request of the data path names a topic or group the cores do not know. Creates it where
@@ -42,7 +46,10 @@ impl Control {
         });
         if handled == Some(true) {
             effects.push(Effect::Redispatch {
-                origin: request.origin,
+                origin: Origin {
+                    creations: request.origin.creations + 1,
+                    ..request.origin
+                },
                 frame: request.frame,
             });
         }
@@ -50,6 +57,12 @@ impl Control {
 
     /// `Ok(None)`: route the request again.
     fn create_for(&mut self, call: &Call<'_>, changes: &mut Changes) -> Outcome {
+        if call.origin.creations >= CREATIONS_MAX {
+            return Err(Refusal::error(format!(
+                "request {} was routed {CREATIONS_MAX} times and still lacks a topic or a group",
+                call.header.code
+            )));
+        }
         match call.header.code {
             request::SEND_MESSAGE
             | request::SEND_MESSAGE_V2
@@ -99,9 +112,8 @@ impl Control {
         }
     }
 
-    /// A consumer needs its group, which may be created, and a topic, which may not. A group that
-    /// is named must exist afterwards, whatever its name: the request is routed again, and would
-    /// come back here for ever.
+    /// A consumer needs its group, which may be created, and a topic, which may not. An empty name
+    /// is a name too: the cores look for it.
     fn check_for_consumer(
         &mut self,
         group: Option<&str>,

@@ -32,6 +32,8 @@ pub struct Origin {
     pub link: ClientLink,
     /// Remote address of the client.
     pub peer: SocketAddr,
+    /// How often the request was routed again after something it lacked was created.
+    pub creations: u8,
 }
 
 /// A topic with the shard of each of its queues (index = queue id).

@@ -83,6 +83,7 @@ impl State {
         let origin = Origin {
             link: self.link(id.0),
             peer,
+            creations: 0,
         };
         loop {
             let rest = bytes.get(used..).unwrap_or_default();

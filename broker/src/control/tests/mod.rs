@@ -89,6 +89,7 @@ fn origin(connection: u64) -> Origin {
     Origin {
         link: link(connection),
         peer,
+        creations: 0,
     }
 }
 

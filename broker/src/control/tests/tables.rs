@@ -1,6 +1,7 @@
 //! Topics, groups, placement and settings.
 
 use super::*;
+use crate::control::creation::CREATIONS_MAX;
 use crate::control::effects::PlacedTopic;
 
 fn names(effects: &[Effect]) -> Vec<&'static str> {
@@ -478,22 +479,73 @@ fn messages_sent_back_get_their_retry_topic_and_then_their_dead_letter_topic() {
     );
 }
 
+fn pull_fields<'a>(group: &'a str, topic: &'a str) -> [(&'a str, &'a str); 9] {
+    [
+        ("consumerGroup", group),
+        ("topic", topic),
+        ("queueId", "0"),
+        ("queueOffset", "0"),
+        ("maxMsgNums", "1"),
+        ("sysFlag", "0"),
+        ("commitOffset", "0"),
+        ("suspendTimeoutMillis", "0"),
+        ("subVersion", "0"),
+    ]
+}
+
+#[test]
+fn an_empty_group_is_refused_like_a_blank_one() {
+    let mut harness = Harness::new();
+    harness.create_topic("T", 1);
+    let commit = |group| {
+        [
+            ("consumerGroup", group),
+            ("topic", "T"),
+            ("queueId", "0"),
+            ("commitOffset", "1"),
+        ]
+    };
+    for group in ["", " "] {
+        let reply = create_by(
+            &mut harness,
+            request::PULL_MESSAGE,
+            &pull_fields(group, "T"),
+        );
+        assert_eq!(reply.unwrap().code, 29);
+        let code = request::UPDATE_CONSUMER_OFFSET;
+        let reply = create_by(&mut harness, code, &commit(group));
+        assert_eq!(reply.unwrap().code, 29);
+    }
+}
+
+#[test]
+fn a_request_that_lacks_something_again_and_again_is_refused_in_the_end() {
+    let mut harness = Harness::new();
+    harness.create_topic("T", 1);
+    let mut pending = harness.pending(request::PULL_MESSAGE, &pull_fields("g", "T"));
+    for round in 1..=CREATIONS_MAX {
+        let mut effects = Vec::new();
+        harness
+            .control
+            .create_topic_for_send(NOW, pending, &mut effects);
+        let Some(Effect::Redispatch { origin, frame }) = effects.pop() else {
+            panic!("not routed again in round {round}");
+        };
+        assert_eq!(origin.creations, round);
+        pending = PendingRequest { origin, frame };
+    }
+    harness.effects.clear();
+    harness
+        .control
+        .create_topic_for_send(NOW, pending, &mut harness.effects);
+    assert_eq!(harness.reply().unwrap().code, 1);
+    assert!(!names(&harness.effects).contains(&"redispatch"));
+}
+
 #[test]
 fn a_pull_creates_its_group_but_never_a_topic() {
     let mut harness = Harness::new();
-    let pull = |topic| {
-        [
-            ("consumerGroup", "new"),
-            ("topic", topic),
-            ("queueId", "0"),
-            ("queueOffset", "0"),
-            ("maxMsgNums", "1"),
-            ("sysFlag", "0"),
-            ("commitOffset", "0"),
-            ("suspendTimeoutMillis", "0"),
-            ("subVersion", "0"),
-        ]
-    };
+    let pull = |topic| pull_fields("new", topic);
     let reply = create_by(&mut harness, request::PULL_MESSAGE, &pull("nosuch"));
     assert_eq!(reply.unwrap().code, 17);
     assert!(harness.control.groups.has("new"));

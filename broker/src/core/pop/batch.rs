@@ -156,10 +156,7 @@ impl State {
             core: self.core as u16,
             connection,
         };
-        let origin = Origin {
-            link,
-            peer: origin.peer,
-        };
+        let origin = Origin { link, ..*origin };
         let part_reply = ReplyTo {
             link,
             oneway: false,
