@@ -93,13 +93,13 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     }
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
-    let watch = StartWatch::over(signals)?;
-    let store = if plan.broker {
-        Some(start::open_store(&plan, &health)?)
+    let (store, signals) = if plan.broker {
+        let watch = StartWatch::over(signals)?;
+        let store = start::open_store(&plan, &health)?;
+        (Some(store), watch.end()?)
     } else {
-        None
+        (None, signals)
     };
-    let signals = watch.end()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop, &metrics)?;
     let (ready, became_ready) = mpsc::channel();
