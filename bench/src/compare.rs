@@ -25,12 +25,15 @@ type Rounds = Vec<Summary>;
 /// Runs `compare`; true when every run was sound.
 pub fn run(options: &CompareOptions, plan: &Plan, progress: &Progress) -> Result<bool, BenchError> {
     let sides = sides::read(&options.sides)?;
+    // Before anything is started: a mistake in the last side's plan would show after minutes.
+    let plans = sides.iter().map(|side| side.plan(plan));
+    let plans: Vec<Plan> = plans.collect::<Result<_, _>>()?;
     let dir = RunDir::create(options.run.out.as_deref(), "compare")?;
     let mut rounds: Vec<Rounds> = vec![Vec::new(); sides.len()];
     for round in 1..=options.rounds.max(1) {
-        for (side, summaries) in sides.iter().zip(&mut rounds) {
+        for ((side, own), summaries) in sides.iter().zip(&plans).zip(&mut rounds) {
             let below = dir.below(&format!("round-{round}-{}", side.name))?;
-            summaries.push(one(options.what, side, plan, progress, &below)?);
+            summaries.push(one(options.what, side, own, progress, &below)?);
             // Written after every run: a comparison that is broken off leaves what it has.
             write(&dir, plan, &sides, options)?;
         }
@@ -47,14 +50,13 @@ fn one(
     progress: &Progress,
     dir: &RunDir,
 ) -> Result<Summary, BenchError> {
-    let own = side.plan(plan)?;
     let mut running = Running::start(side)?;
     let plan = Plan {
         namesrv: side.namesrv.clone(),
-        label: format!("{} {}", side.name, own.label).trim().to_owned(),
+        label: format!("{} {}", side.name, plan.label).trim().to_owned(),
         server_pids: running.pids_command(),
         server_cores: side.cores.clone(),
-        ..own
+        ..plan.clone()
     };
     let measured = match what {
         Measure::Produce => scenario::run(Scenario::Produce, &plan, progress, dir),
@@ -136,8 +138,14 @@ fn write_table(
     };
     let ratio_names: Vec<String> = others.iter().map(|of| format!("{of} ÷ {base}")).collect();
     let columns = all.len() + ratio_names.len() + 1;
+    let own_plans: String = sides
+        .iter()
+        .filter(|side| !side.plan.is_empty())
+        .map(|side| format!("; {} with {}", side.name, Value::Object(side.plan.clone())))
+        .collect();
     let mut table = format!(
-        "# compare: {}\n\n{}; {} rounds in turns; medians (ranges)\n\n| figure | {} | {} |\n{}|\n",
+        "# compare: {}\n\n{}{own_plans}; {} rounds in turns; medians (ranges)\n\n\
+         | figure | {} | {} |\n{}|\n",
         all.join(", "),
         output::title(plan),
         rounds.last().map_or(0, Vec::len),
@@ -145,14 +153,6 @@ fn write_table(
         ratio_names.join(" | "),
         "|---".repeat(columns),
     );
-    for side in sides.iter().filter(|side| !side.plan.is_empty()) {
-        let own = Value::Object(side.plan.clone());
-        table = table.replacen(
-            "; medians",
-            &format!("; {} with {own}; medians", side.name),
-            1,
-        );
-    }
     let mut values = BTreeMap::new();
     for name in names(rounds) {
         let each: Vec<Option<Spread>> = rounds

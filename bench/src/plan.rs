@@ -245,23 +245,26 @@ impl Plan {
     pub fn merged(text: &str, over: Value) -> Result<Self, String> {
         // Read as a plan first: complaints about a file name the line.
         let _: Self = toml::from_str(text).map_err(|error| error.to_string())?;
-        let mut fields: Map<String, Value> =
-            toml::from_str(text).map_err(|error| error.to_string())?;
-        if let Value::Object(over) = over {
-            fields.extend(over.into_iter().filter(|(_, value)| !value.is_null()));
-        }
-        serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+        let fields = toml::from_str(text).map_err(|error| error.to_string())?;
+        let over = serde_json::from_value(over).map_err(|error| error.to_string())?;
+        Self::of_fields(fields, over).map_err(|error| error.to_string())
     }
 
     /// The plan with other values for some of its fields.
     pub fn with(&self, over: &Map<String, Value>) -> Result<Self, String> {
-        let mut fields = match serde_json::to_value(self) {
-            Ok(Value::Object(fields)) => fields,
-            Ok(_) => Map::new(),
-            Err(error) => return Err(error.to_string()),
-        };
-        fields.extend(over.clone());
-        serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+        serde_json::to_value(self)
+            .and_then(serde_json::from_value)
+            .and_then(|fields| Self::of_fields(fields, over.clone()))
+            .map_err(|error| error.to_string())
+    }
+
+    /// Fields with others laid over them; one that is null leaves what is there.
+    fn of_fields(
+        mut fields: Map<String, Value>,
+        over: Map<String, Value>,
+    ) -> Result<Self, serde_json::Error> {
+        fields.extend(over.into_iter().filter(|(_, value)| !value.is_null()));
+        serde_json::from_value(Value::Object(fields))
     }
 
     /// Whether it can be run.

@@ -3,34 +3,27 @@
 //! Invariant: every answer counted is a success with a body; a turn writes all its requests before
 //! it reads an answer, so that the server always has as many in hand as the plan says.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use wire::codes::{request, response};
-use wire::frame::{FRAME_BYTES_MAX, split};
-use wire::header::{ExtValue, decode, encode_request};
+use wire::codes::request;
+use wire::header::{ExtValue, encode_request};
 
 use crate::error::BenchError;
 use crate::output::{self, RunDir};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::scenario::Summary;
-use crate::session::resolve;
+use crate::session::Session;
 use crate::topology::Topology;
 
-/// How long an answer may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// Queries in flight of a plan that says nothing else.
 const IN_FLIGHT_DEFAULT: usize = 64;
-const READ_BYTES: usize = 256 * 1024;
 
 struct Asker {
-    stream: TcpStream,
-    address: String,
+    session: Session,
+    /// The requests of one turn.
     requests: Vec<u8>,
     count: usize,
-    input: Vec<u8>,
 }
 
 /// Measures the queries for the routes of a plan's topics.
@@ -83,18 +76,13 @@ impl Asker {
         number: usize,
         count: usize,
     ) -> Result<Self, BenchError> {
-        let address = plan.namesrv.clone();
-        let failed = || format!("connect to {address}");
-        let stream = TcpStream::connect(resolve(&address)?).map_err(BenchError::io(failed()))?;
-        stream.set_nodelay(true).map_err(BenchError::io(failed()))?;
-        stream
-            .set_read_timeout(Some(TIMEOUT))
-            .map_err(BenchError::io(failed()))?;
+        let serialization = plan.headers.serialization();
+        let session = Session::connect(&plan.namesrv, serialization)?;
         let mut requests = Vec::new();
         for (opaque, topic) in topics.iter().cycle().skip(number).take(count).enumerate() {
             encode_request(
                 &mut requests,
-                plan.headers.serialization(),
+                serialization,
                 request::GET_ROUTEINFO_BY_TOPIC,
                 opaque as i32,
                 false,
@@ -103,58 +91,18 @@ impl Asker {
             );
         }
         Ok(Self {
-            stream,
-            address,
+            session,
             requests,
             count,
-            input: Vec::new(),
         })
     }
 
     fn ask(&mut self) -> Result<(), BenchError> {
-        self.stream
-            .write_all(&self.requests)
-            .map_err(BenchError::io(format!("ask {}", self.address)))
+        self.session.write(&self.requests)
     }
 
     /// Reads the answers to one turn.
     fn take(&mut self) -> Result<(), BenchError> {
-        let mut chunk = [0; READ_BYTES];
-        let mut left = self.count;
-        loop {
-            let mut used = 0;
-            while left > 0 {
-                let rest = self.input.get(used..).unwrap_or_default();
-                let found = split(rest, FRAME_BYTES_MAX)
-                    .map_err(|error| BenchError::protocol(&self.address, error))?;
-                let Some((frame, consumed)) = found else {
-                    break;
-                };
-                let header =
-                    decode(&frame).map_err(|error| BenchError::protocol(&self.address, error))?;
-                if header.code != response::SUCCESS || frame.body.is_empty() {
-                    let problem = format!("answer {} to a route query", header.code);
-                    return Err(BenchError::protocol(&self.address, problem));
-                }
-                used += consumed;
-                left -= 1;
-            }
-            self.input.drain(..used);
-            if left == 0 {
-                return Ok(());
-            }
-            let bytes = self
-                .stream
-                .read(&mut chunk)
-                .map_err(BenchError::io(format!("read from {}", self.address)))?;
-            if bytes == 0 {
-                return Err(BenchError::protocol(
-                    &self.address,
-                    "it closed the connection",
-                ));
-            }
-            self.input
-                .extend_from_slice(chunk.get(..bytes).unwrap_or_default());
-        }
+        self.session.take_successes(self.count)
     }
 }

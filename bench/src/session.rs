@@ -1,6 +1,7 @@
 //! Owns plain request and answer over a blocking connection: everything that is not measured.
 //!
-//! Invariant: one request at a time; an answer with another opaque is skipped.
+//! Invariant: one request at a time, and an answer with another opaque is skipped; or, for requests
+//! written by hand, as many answers are taken as there were requests.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,6 +17,7 @@ use crate::error::BenchError;
 use crate::plan::Plan;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+const READ_BYTES: usize = 64 * 1024;
 /// How often, and how far apart, a new topic is looked for in the routes.
 const ROUTE_TRIES_MAX: u32 = 50;
 const ROUTE_TRY_EVERY: Duration = Duration::from_millis(100);
@@ -82,28 +84,69 @@ impl Session {
             ext,
             body,
         );
-        let talking = format!("request {code} to {}", self.address);
+        let talking = || format!("request {code} to {}", self.address);
         self.stream
             .write_all(&out)
-            .map_err(BenchError::io(talking.as_str()))?;
-        let mut chunk = [0; 64 * 1024];
+            .map_err(BenchError::io(talking()))?;
         loop {
             if let Some(answer) = self.take_answer()? {
                 return Ok(answer);
             }
-            let bytes = self
-                .stream
-                .read(&mut chunk)
-                .map_err(BenchError::io(talking.as_str()))?;
-            if bytes == 0 {
-                return Err(BenchError::protocol(
-                    &self.address,
-                    "it closed the connection",
-                ));
-            }
-            self.input
-                .extend_from_slice(chunk.get(..bytes).unwrap_or_default());
+            self.read_more()?;
         }
+    }
+
+    /// Writes whole requests, whose answers [`Self::take_successes`] takes.
+    pub fn write(&mut self, requests: &[u8]) -> Result<(), BenchError> {
+        self.stream
+            .write_all(requests)
+            .map_err(BenchError::io(format!("write to {}", self.address)))
+    }
+
+    /// Waits for so many answers; only success with a body will do.
+    pub fn take_successes(&mut self, count: usize) -> Result<(), BenchError> {
+        let mut left = count;
+        loop {
+            let mut used = 0;
+            while left > 0 {
+                let rest = self.input.get(used..).unwrap_or_default();
+                let found = split(rest, FRAME_BYTES_MAX)
+                    .map_err(|error| BenchError::protocol(&self.address, error))?;
+                let Some((frame, consumed)) = found else {
+                    break;
+                };
+                let header =
+                    decode(&frame).map_err(|error| BenchError::protocol(&self.address, error))?;
+                if header.code != response::SUCCESS || frame.body.is_empty() {
+                    let problem = format!("answer {} where a body is due", header.code);
+                    return Err(BenchError::protocol(&self.address, problem));
+                }
+                used += consumed;
+                left -= 1;
+            }
+            self.input.drain(..used);
+            if left == 0 {
+                return Ok(());
+            }
+            self.read_more()?;
+        }
+    }
+
+    fn read_more(&mut self) -> Result<(), BenchError> {
+        let mut chunk = [0; READ_BYTES];
+        let bytes = self
+            .stream
+            .read(&mut chunk)
+            .map_err(BenchError::io(format!("read from {}", self.address)))?;
+        if bytes == 0 {
+            return Err(BenchError::protocol(
+                &self.address,
+                "it closed the connection",
+            ));
+        }
+        self.input
+            .extend_from_slice(chunk.get(..bytes).unwrap_or_default());
+        Ok(())
     }
 
     /// Like [`Self::call`], but only success will do.
