@@ -148,6 +148,8 @@ struct Job {
     waits_for: Option<u64>,
     /// Whether it waits for the window of that load, or only for a place among the loads.
     waits_for_place: bool,
+    /// Whether it found every slot of the driver taken.
+    lacks_slot: bool,
     failed: Option<String>,
 }
 
@@ -195,6 +197,8 @@ pub struct ColdReads {
     loads: Vec<Load>,
     next_load: u64,
     tick: u64,
+    /// Whether a neighbour of the same core found every slot taken.
+    neighbour_waits: bool,
     answers: Vec<(u64, Answer)>,
     delay_answers: Vec<(u64, Answer)>,
     half_answers: Vec<(u64, Answer)>,
@@ -318,6 +322,7 @@ impl Shard {
             looked_at: 0,
             waits_for: None,
             waits_for_place: false,
+            lacks_slot: false,
             failed: None,
         });
         true
@@ -371,7 +376,13 @@ impl Shard {
         }
     }
 
-    /// Whether some job found every slot taken and wants to try again soon.
+    /// Whether some job found every slot taken.
+    #[must_use]
+    pub fn lacks_cold_slot(&self) -> bool {
+        self.cold.active.iter().any(|job| job.lacks_slot)
+    }
+
+    /// Whether some job has nothing to wait for and wants to go on soon.
     pub(crate) fn cold_wants_retry(&self) -> bool {
         self.cold.active.iter().any(|job| job.waits_for.is_none())
     }

@@ -76,6 +76,7 @@ impl<D: Driver> Core<D> {
         for index in 0..self.state.shards.len() {
             self.turn_shard(index);
         }
+        self.share_cold_slots();
         self.state.expire_pulls();
         self.state.pop_turn();
         self.state.control_turn();
@@ -106,6 +107,17 @@ impl<D: Driver> Core<D> {
             }
         }
         self.state.turn_again = true;
+    }
+
+    /// A shard that found no slot for a cold read gets one that a neighbour has.
+    fn share_cold_slots(&mut self) {
+        let shards = &mut self.state.shards;
+        let lacks = |local: &super::state::LocalShard| local.shard.lacks_cold_slot();
+        let waiting = shards.iter().filter(|local| lacks(local)).count();
+        for local in shards.iter_mut() {
+            let others = waiting - usize::from(lacks(local));
+            self.state.turn_again |= local.shard.share_cold_slots(&mut self.driver, others > 0);
+        }
     }
 
     fn drain_mesh(&mut self) {

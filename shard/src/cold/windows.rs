@@ -14,6 +14,7 @@ impl Shard {
     /// Loads the window a job needs, or lets it wait for a load that is under way.
     pub(super) fn load<D: Driver>(&mut self, job: &mut Job, need: Need, driver: &mut D) {
         job.waits_for_place = false;
+        job.lacks_slot = false;
         let under_way = self.cold.loads.iter().find(|load| {
             load.file == need.file
                 && load.index == need.index
@@ -48,7 +49,8 @@ impl Shard {
         };
         if !driver.cold_read(read) {
             self.evict(driver);
-            if !driver.cold_read(read) {
+            if self.cold.neighbour_waits || !driver.cold_read(read) {
+                job.lacks_slot = true;
                 return;
             }
         }
@@ -69,6 +71,19 @@ impl Shard {
             dropped: false,
         });
         job.waits_for = Some(number);
+    }
+
+    /// Tells whether a neighbour of the same core found every slot taken. Slots belong to all
+    /// shards of a core and a shard keeps what it has read, so a neighbour would never get one: a
+    /// shard that can do without gives up the window it used least lately, one that cannot leaves
+    /// the next free slot to the neighbour. Whether a slot was given.
+    pub fn share_cold_slots<D: Driver>(&mut self, driver: &mut D, neighbour_waits: bool) -> bool {
+        self.cold.neighbour_waits = neighbour_waits;
+        let had = self.cold.windows.len();
+        if neighbour_waits && !self.lacks_cold_slot() {
+            self.evict(driver);
+        }
+        self.cold.windows.len() < had
     }
 
     fn evict<D: Driver>(&mut self, driver: &mut D) {
