@@ -49,6 +49,13 @@ pub fn locked_bytes(pid: u32) -> u64 {
     kilobytes(pid, "VmLck")
 }
 
+/// Bytes the process has given to disks so far.
+pub fn written_bytes(pid: u32) -> u64 {
+    let text = read(format!("/proc/{pid}/io"));
+    let value = status_field(&text, "write_bytes");
+    value.parse().expect("a number")
+}
+
 /// Resident memory of a process in bytes.
 pub fn resident_bytes(pid: u32) -> u64 {
     kilobytes(pid, "VmRSS")

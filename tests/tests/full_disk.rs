@@ -1,7 +1,8 @@
 //! A disk that fills up and gets room again (needs root for a disk of the test's own).
 //!
 //! Invariant: what an operator reads of the disk is what the disk has; a trouble that lasts is said
-//! at once and then rarely, and its end is said; sends go on by themselves.
+//! at once and then rarely, and its end is said; sends go on by themselves; what an administrator
+//! changes is a success only once it is saved.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -164,6 +165,45 @@ fn a_full_disk_refuses_sends_and_nothing_else() {
         let text = fs::read_to_string(file).unwrap_or_default();
         text.contains("\"full_group\"")
     });
+    broker.stop();
+}
+
+/// Takes what is left, too, so that not even a small file finds room.
+fn fill_to_the_brim(disk: &LoopDisk) -> [PathBuf; 2] {
+    let filler = fill(disk, 1 << 20);
+    let last = disk.path().join("last");
+    let mut file = File::create(&last).expect("file");
+    let block = [1; 4096];
+    while file.write_all(&block).is_ok() {}
+    [filler, last]
+}
+
+#[test]
+fn a_change_that_cannot_be_saved_is_answered_as_a_failure() {
+    let _turn = turn();
+    let Some((mut broker, disk)) = broker_on("full-orders") else {
+        return;
+    };
+    let mut client = broker.client();
+    client.create_topic(TOPIC, 1).expect("create topic");
+    let ready = || broker.segments().len() >= 2;
+    eventually("a segment ahead", Duration::from_secs(20), ready);
+    let fillers = fill_to_the_brim(&disk);
+    for again in [false, true] {
+        let refused = client.create_topic("ordered", 3).expect_err("not saved");
+        let words = refused.to_string();
+        assert!(words.contains("not saved"), "again: {again}: {words}");
+    }
+    for filler in fillers {
+        fs::remove_file(&filler).expect("room again");
+    }
+    eventually("orders are saved", Duration::from_secs(20), || {
+        client.create_topic("ordered", 3).is_ok()
+    });
+    broker.kill();
+    broker.start();
+    let route = broker.namesrv().route("ordered").expect("route");
+    assert!(route.is_some(), "what was a success is there after a kill");
     broker.stop();
 }
 

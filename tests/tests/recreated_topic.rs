@@ -1,12 +1,18 @@
 //! A topic deleted and created again under its name (H09), as a consumer that stays up sees it.
 //!
-//! Invariant: every new message reaches the consumer and no backlog is ever negative.
+//! Invariant: every new message reaches the consumer, no backlog is ever negative, and nothing of a
+//! topic comes back whose deletion was answered with success.
 
+use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
+use std::{fs, mem, thread};
 
-use tests::client::{Client, answer};
-use tests::process::BrokerProcess;
-use tests::{payload, turn};
+use tests::client::{Client, answer, code};
+use tests::disk::LoopDisk;
+use tests::frame::Frame;
+use tests::process::{BrokerProcess, eventually};
+use tests::procfs::written_bytes;
+use tests::{is_root, payload, skipped, turn};
 
 const TOPIC: &str = "recreated";
 const GROUP: &str = "recreated_group";
@@ -94,4 +100,58 @@ fn everything_sent_after_the_creation_arrives_and_no_backlog_is_negative() {
         broker.client().read_queue(TOPIC, 0, 0).expect("read").len(),
         250
     );
+}
+
+/// The log alone lies on a disk that hangs (needs root), so that only the shards keep the answer.
+#[test]
+fn a_deletion_is_a_success_only_when_the_shards_have_stored_it() {
+    let _turn = turn();
+    if !is_root() {
+        return skipped("a disk of the test's own needs root");
+    }
+    let mut broker = BrokerProcess::new("deleted-frozen");
+    let mut disk = match LoopDisk::create(broker.root(), 1 << 30) {
+        Ok(disk) => disk,
+        Err(reason) => return skipped(&format!("no loop disk: {reason}")),
+    };
+    let log = disk.path().join("commitlog");
+    fs::create_dir_all(&log).expect("directory of the log");
+    fs::create_dir_all(broker.data()).expect("directory of the store");
+    symlink(&log, broker.data().join("commitlog")).expect("the log elsewhere");
+    broker.set("flushDiskType", "SYNC_FLUSH").start();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, QUEUES).expect("create topic");
+    for number in 0..10 {
+        let body = payload::body(number, 100);
+        client.send(TOPIC, 0, &body, &[]).expect("send");
+    }
+    // What is prepared ahead of the log would keep the settings file waiting.
+    let mut written = 0;
+    eventually("nothing is written", Duration::from_secs(20), || {
+        thread::sleep(Duration::from_secs(1));
+        let before = mem::replace(&mut written, written_bytes(broker.pid()));
+        before == written
+    });
+    disk.freeze();
+    let fields = [("topic", TOPIC.to_owned())];
+    let deletion = Frame::request(code::DELETE_TOPIC_IN_BROKER, &fields, b"");
+    let opaque = client.start(deletion).expect("start");
+    let limit = Some(Duration::from_secs(15));
+    client.socket().set_read_timeout(limit).expect("timeout");
+    let told = client.finish(opaque).expect("an answer");
+    let why = told.remark.clone().unwrap_or_default();
+    assert!(
+        told.code != answer::SUCCESS && why.contains("disk"),
+        "{} {why}",
+        told.code
+    );
+    disk.thaw();
+    client.delete_topic(TOPIC).expect("stored after the thaw");
+    broker.kill();
+    broker.start();
+    let mut client = broker.client();
+    client.create_topic(TOPIC, QUEUES).expect("create again");
+    let old = client.read_queue(TOPIC, 0, 0).expect("read");
+    assert!(old.is_empty(), "{} old messages are back", old.len());
+    broker.stop();
 }

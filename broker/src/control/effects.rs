@@ -1,8 +1,8 @@
 //! What the control task asks its core to do after it handled a request.
 //!
 //! Invariant: the control task itself performs no I/O; it returns effects, in order, and the core
-//! carries them out. A reply that follows a `Save` is sent only after that save is durable; only
-//! what [`may_pass`] lets pass does not wait behind it.
+//! carries them out. A reply that follows a `Save` is sent only after that save is durable, and
+//! says so when it is not; only what [`may_pass`] lets pass does not wait behind it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -58,6 +58,19 @@ pub struct OffsetSet {
     pub offset: Option<i64>,
 }
 
+/// The answer of a change, and what must be stored before it is true.
+#[derive(Debug)]
+pub struct KeptReply {
+    /// Target.
+    pub to: ClientLink,
+    /// Whole frame.
+    pub frame: Vec<u8>,
+    /// Files of the change.
+    pub files: Vec<&'static str>,
+    /// Whether shards had to store something.
+    pub shards: bool,
+}
+
 /// One thing to do.
 #[derive(Debug)]
 pub enum Effect {
@@ -68,6 +81,11 @@ pub enum Effect {
         /// Whole frame.
         frame: Vec<u8>,
     },
+    /// The same for the answer of a change: a failure is sent instead when a file of it could not
+    /// be saved, or (with `shards`) when shards could not store it.
+    ReplyIfKept(KeptReply),
+    /// Do nothing behind this before every shard has stored what it was told in front of it.
+    Settle,
     /// Send a frame to some client (notifications, relayed requests).
     Push {
         /// Target.

@@ -152,6 +152,10 @@ impl Control {
                 changes.removed_topics.push(removed);
             }
         }
+        if !changes.removed_topics.iter().any(|name| **name == *topic) {
+            // Shards may still have it: they were told once and could not store it.
+            effects.push(Effect::TopicRemoved(topic.into()));
+        }
         // Also one that is not here: an offer of a name server may be under way.
         self.topics.origins.removed(topic, call.now_ms);
         changes.has_other_topic_change = true;

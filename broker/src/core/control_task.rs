@@ -19,6 +19,7 @@ use super::messages::{Ask, Change, MeshMessage, ReplyTo, Told};
 use super::registrar::Registrar;
 use super::report::{OffsetReport, Report, ReportQuery};
 use super::saves::Saves;
+use super::settle::{files_of, tie_answers};
 use super::state::State;
 use crate::control::Control;
 use crate::control::effects::{
@@ -40,6 +41,7 @@ enum GatherThen {
     Sample,
     SaveOffsets,
     Key(ReplyTo, usize),
+    Settled,
 }
 
 struct Gather {
@@ -48,6 +50,8 @@ struct Gather {
     reports: Vec<Report>,
     found: Vec<(i32, i64, i64, i64)>,
     records: Vec<Vec<u8>>,
+    /// Cores that could not store what they were told.
+    unsafe_cores: usize,
     then: GatherThen,
 }
 
@@ -118,12 +122,23 @@ impl State {
         named: Option<&[String]>,
         act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>),
     ) {
+        self.with_change(&[], named, act);
+    }
+
+    /// The same for a request that needs some files.
+    fn with_change(
+        &mut self,
+        files: &[&'static str],
+        named: Option<&[String]>,
+        act: impl FnOnce(&mut Control, i64, &mut Vec<Effect>),
+    ) {
         let now_ms = self.now.wall_ms;
         let Some(task) = &mut self.control else {
             return;
         };
         let mut effects = Vec::new();
         act(&mut task.control, now_ms, &mut effects);
+        let effects = tie_answers(effects, files);
         let passes = task.saves.are_awaited()
             && named.is_some_and(|named| may_pass(&task.effects, &effects, named));
         if passes {
@@ -153,7 +168,7 @@ impl State {
             return self.answer(&reply, response::REQUEST_CODE_NOT_SUPPORTED, Some(&remark));
         }
         let named = is_independent(header.code).then_some(&[][..]);
-        self.with_control_passing(named, |control, now_ms, effects| {
+        self.with_change(files_of(header.code), named, |control, now_ms, effects| {
             control.handle(now_ms, origin, &header, whole, frame.body, effects);
         });
     }
@@ -273,6 +288,8 @@ impl State {
         };
         match effect {
             Effect::Reply { to, frame } | Effect::Push { to, frame } => self.deliver(to, &frame),
+            Effect::ReplyIfKept(reply) => self.answer_if_kept(&reply),
+            Effect::Settle => self.settle(),
             Effect::Save { name, bytes } => self.save_awaited(name, bytes),
             Effect::SaveLater(name) => {
                 if let Some(task) = &mut self.control {
@@ -284,7 +301,7 @@ impl State {
             Effect::ConfigChanged { config, persist } => {
                 self.broadcast(Change::Config(config));
                 if let Some(persist) = persist {
-                    self.jobs.push(CoreJob::Persist(persist));
+                    self.persist_awaited(persist);
                 }
             }
             Effect::Sample(mut query) => {
@@ -365,6 +382,14 @@ impl State {
         }
     }
 
+    /// Waits with everything behind until all shards have what they were told so far.
+    fn settle(&mut self) {
+        if let Some(task) = &mut self.control {
+            task.saves.begin_awaited();
+            self.gather(Ask::Settle, None, GatherThen::Settled);
+        }
+    }
+
     /// Asks one core, or all.
     fn gather(&mut self, ask: Ask, only: Option<usize>, then: GatherThen) {
         let cores: Vec<usize> = only.map_or_else(|| (0..self.mesh.cores()).collect(), |c| vec![c]);
@@ -400,6 +425,7 @@ impl State {
                 reports,
                 found,
                 records,
+                unsafe_cores: 0,
                 then,
             },
         );
@@ -451,6 +477,7 @@ impl State {
             }
             Told::Record(record) => gather.records.extend(record),
             Told::Records(records) => gather.records.extend(records),
+            Told::Settled(is_safe) => gather.unsafe_cores += usize::from(!is_safe),
         }
         gather.missing = gather.missing.saturating_sub(1);
         if gather.missing == 0 {
@@ -487,6 +514,7 @@ impl State {
             }
             GatherThen::SaveOffsets => self.write_offsets(&reports),
             GatherThen::Key(reply, most) => self.answer_by_key(&reply, records, most),
+            GatherThen::Settled => self.on_settled(gather.missing + gather.unsafe_cores),
         }
     }
 

@@ -11,6 +11,7 @@ use wire::header::{self, Header};
 
 use super::connections::Purpose;
 use super::messages::{Change, MeshMessage, ReplyTo};
+use super::settle::Removal;
 use super::state::State;
 use crate::control::effects::Origin;
 
@@ -295,6 +296,7 @@ impl State {
     pub fn on_change(&mut self, change: Change) {
         match change {
             Change::Topic(placed) => {
+                self.forget_removal(&Removal::Topic(placed.config.topic_name.as_str().into()));
                 let shards = &mut self.shards;
                 let homes = &self.homes;
                 let core = self.core;
@@ -308,25 +310,18 @@ impl State {
             }
             Change::TopicRemoved(topic) => {
                 self.directory.remove_topic(&topic);
-                for local in &mut self.shards {
-                    if local.shard.queues().of_topic(&topic).next().is_some()
-                        && let Err(refusal) = local.shard.remove_topic(self.now, &topic)
-                    {
-                        tracing::warn!(%topic, %refusal, "removal of a topic not stored");
-                    }
-                }
+                self.remove_on_shards(&Removal::Topic(topic));
             }
             Change::Group(group) => {
+                self.forget_removal(&Removal::Group(group.group_name.as_str().into()));
                 self.directory
                     .groups
                     .insert(group.group_name.as_str().into(), group);
             }
             Change::GroupRemoved(group, offsets) => {
                 self.directory.groups.remove(&*group);
-                for local in &mut self.shards {
-                    if offsets && let Err(refusal) = local.shard.remove_group(self.now, &group) {
-                        tracing::warn!(%group, %refusal, "removal of a group's offsets not stored");
-                    }
+                if offsets {
+                    self.remove_on_shards(&Removal::Group(group));
                 }
             }
             Change::Forbidden(group, topics) => {

@@ -230,6 +230,7 @@ impl State {
                 }
                 self.find_offset(local, home.index, timestamp, true, then);
             }
+            Ask::Settle => self.on_settle(from, gather),
             Ask::Record { physical_offset } => {
                 let shard = shard::address::split(physical_offset).map(|(shard, _)| shard);
                 let then = Then::TellRecord { core: from, gather };

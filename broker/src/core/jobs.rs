@@ -42,8 +42,17 @@ pub enum CoreJob {
 #[derive(Default)]
 pub struct Jobs {
     given: Vec<CoreJob>,
-    /// For those that save a control file: which, and whether something waits for it.
-    running: std::collections::VecDeque<Option<(&'static str, bool)>>,
+    running: std::collections::VecDeque<Running>,
+}
+
+/// What is done when a job ends.
+enum Running {
+    /// A control file is saved: which, and whether something waits for it.
+    Save(&'static str, bool),
+    /// The configuration file is changed; answers wait for it.
+    Persist,
+    /// Nothing waits for it.
+    Other,
 }
 
 impl Jobs {
@@ -63,27 +72,29 @@ impl State {
     /// Hands given jobs to the auxiliary thread.
     pub fn start_jobs<D: Driver>(&mut self, driver: &mut D) {
         for job in std::mem::take(&mut self.jobs.given) {
-            let save = match &job {
+            let running = match &job {
                 CoreJob::Save {
                     name, is_awaited, ..
-                } => Some((*name, *is_awaited)),
-                _ => None,
+                } => Running::Save(name, *is_awaited),
+                CoreJob::Persist(_) => Running::Persist,
+                CoreJob::NameServerFile { .. } => Running::Other,
             };
             let dir = self.config.store_path_root.as_path().join("config");
             let call: FileJob<D::Storage> = FileJob::Call(Box::new(move |_| run(job, &dir)));
-            self.jobs.running.push_back(save);
+            self.jobs.running.push_back(running);
             driver.file_job(call, JOB_TOKEN);
         }
     }
 
     /// Takes the end of a job.
     pub fn on_job(&mut self, result: Result<(), String>) {
-        let Some(save) = self.jobs.running.pop_front() else {
+        let Some(running) = self.jobs.running.pop_front() else {
             return;
         };
-        match save {
-            Some((name, is_awaited)) => self.on_saved(name, is_awaited, result),
-            None => {
+        match running {
+            Running::Save(name, is_awaited) => self.on_saved(name, is_awaited, result),
+            Running::Persist => self.on_persisted(result),
+            Running::Other => {
                 if let Err(error) = result {
                     tracing::error!(error, "file not saved");
                 }

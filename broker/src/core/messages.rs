@@ -99,6 +99,8 @@ pub enum Ask {
     },
     /// Records by key.
     Key(Arc<KeyQuestion>),
+    /// Whether everything told so far is as durable as the flush mode promises.
+    Settle,
 }
 
 /// The answer of one core to an [`Ask`].
@@ -112,6 +114,8 @@ pub enum Told {
     Record(Option<Vec<u8>>),
     /// Records by key.
     Records(Vec<Vec<u8>>),
+    /// Whether it is; a shard whose disk failed cannot make it so.
+    Settled(bool),
 }
 
 /// One message between cores.

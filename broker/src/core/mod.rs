@@ -33,6 +33,7 @@ mod resolver;
 pub mod retention;
 pub mod saves;
 pub mod send;
+pub mod settle;
 pub mod start;
 pub mod state;
 pub mod store;

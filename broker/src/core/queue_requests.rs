@@ -277,6 +277,7 @@ impl State {
             if let Err(refusal) = shard.commit_offset(self.now, topic, group, set.queue_id, offset)
             {
                 tracing::warn!(topic, group, queue_id = set.queue_id, %refusal, "offset not set");
+                self.settling.note_lost();
             }
             if reset && offset >= 0 {
                 shard.set_reset(topic, group, set.queue_id, offset);

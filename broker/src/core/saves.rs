@@ -5,15 +5,18 @@
 //! somebody reads with) is made again by use, so that its save follows and nobody waits for a disk.
 //!
 //! Invariant: a file's contents are written in the order in which they came to be, so that a file
-//! never falls behind one it had; what could not be written is tried again until it is.
+//! never falls behind one it had; what could not be written is tried again until it is, and until
+//! then changes that need it are answered as failures.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shard::repeated::Repeated;
 
 use super::control_task::OFFSETS_FILE;
 use super::jobs::CoreJob;
+use super::settle::CONFIGURATION;
 use super::state::State;
+use crate::config::Persist;
 
 /// Time until a save that failed is tried again, in microseconds.
 const RETRY_US: u64 = 5_000_000;
@@ -29,6 +32,10 @@ pub struct Saves {
     behind: BTreeSet<&'static str>,
     /// When files that could not be written are tried again; 0 when none failed.
     retry_at_us: u64,
+    /// Files whose last write failed, with the reason.
+    failed: BTreeMap<&'static str, String>,
+    /// Cores that did not store the last change told to shards.
+    unsettled_cores: usize,
     failures: Repeated,
     offset_failures: Repeated,
 }
@@ -42,6 +49,26 @@ impl Saves {
     /// A save begins that the effects behind it wait for.
     pub fn begin_awaited(&mut self) {
         self.is_awaited = true;
+    }
+
+    /// What effects waited for has ended without a file: some cores may not have stored it.
+    fn settled(&mut self, unsettled_cores: usize) {
+        self.is_awaited = false;
+        self.unsettled_cores = unsettled_cores;
+    }
+
+    /// Why a change that needs these files, or with `shards` the shards, may be lost.
+    pub fn unkept(&self, names: &[&'static str], shards: bool) -> Option<String> {
+        let mut failed = names
+            .iter()
+            .filter_map(|name| self.failed.get_key_value(name));
+        if let Some((name, error)) = failed.next() {
+            return Some(format!("disk: {name} not saved: {error}"));
+        }
+        let cores = self.unsettled_cores;
+        (shards && cores > 0).then(|| {
+            format!("disk: shards of {cores} cores did not store the change; a crash may undo it")
+        })
     }
 
     /// A file is behind; nobody waits for it.
@@ -76,6 +103,9 @@ impl Saves {
         } else {
             self.under_way = self.under_way.saturating_sub(1);
         }
+        if result.is_ok() {
+            self.failed.remove(name);
+        }
         match result {
             Ok(()) if !self.behind.is_empty() => {}
             Ok(()) => {
@@ -86,10 +116,25 @@ impl Saves {
             }
             Err(error) => {
                 self.behind.insert(name);
+                self.failed.insert(name, error.clone());
                 self.retry_at_us = now_us + RETRY_US;
                 if let Some(times) = self.failures.failed(now_us) {
                     tracing::error!(name, times, error, "settings file not saved; trying on");
                 }
+            }
+        }
+    }
+
+    /// Takes the end of a change of the configuration file.
+    fn persisted(&mut self, result: Result<(), String>) {
+        self.is_awaited = false;
+        match result {
+            Ok(()) => {
+                self.failed.remove(CONFIGURATION);
+            }
+            Err(error) => {
+                tracing::error!(error, "configuration file not changed");
+                self.failed.insert(CONFIGURATION, error);
             }
         }
     }
@@ -125,6 +170,32 @@ impl State {
             bytes,
             is_awaited,
         });
+    }
+
+    /// Gives a change of the configuration file that everything behind it waits for.
+    pub(super) fn persist_awaited(&mut self, persist: Persist) {
+        if let Some(task) = &mut self.control {
+            task.saves.begin_awaited();
+        }
+        self.jobs.push(CoreJob::Persist(persist));
+    }
+
+    /// Takes the end of a change of the configuration file. A change that failed is in force and
+    /// not tried again: whoever ordered it is told.
+    pub(super) fn on_persisted(&mut self, result: Result<(), String>) {
+        let Some(task) = &mut self.control else {
+            return;
+        };
+        task.saves.persisted(result);
+        self.run_effects();
+    }
+
+    /// All shards have what they were told, but for those of some cores.
+    pub(super) fn on_settled(&mut self, unsettled_cores: usize) {
+        if let Some(task) = &mut self.control {
+            task.saves.settled(unsettled_cores);
+        }
+        self.run_effects();
     }
 
     /// Gives the writes of the files that are behind.
@@ -204,5 +275,31 @@ mod tests {
         assert_eq!(taken(&mut saves, RETRY_US + 7), ["topics.json"]);
         saves.ended(RETRY_US + 7, ("topics.json", false), Ok(()));
         assert!(taken(&mut saves, 2 * RETRY_US).is_empty());
+    }
+
+    #[test]
+    fn a_change_whose_file_was_not_saved_is_a_failure_until_the_file_is() {
+        let mut saves = Saves::default();
+        saves.begin_awaited();
+        saves.ended(7, ("topics.json", true), Err("no space".into()));
+        let why = saves.unkept(&["placement.json", "topics.json"], false);
+        assert_eq!(why.unwrap(), "disk: topics.json not saved: no space");
+        assert_eq!(saves.unkept(&["placement.json"], true), None);
+        saves.ended(8, ("topics.json", false), Ok(()));
+        assert_eq!(saves.unkept(&["topics.json"], true), None);
+    }
+
+    #[test]
+    fn a_change_that_shards_did_not_store_is_a_failure_and_the_next_is_judged_by_itself() {
+        let mut saves = Saves::default();
+        saves.begin_awaited();
+        saves.settled(1);
+        assert!(!saves.are_awaited());
+        let why = saves.unkept(&[], true).unwrap();
+        assert!(why.starts_with("disk: shards of 1 cores"), "{why}");
+        assert_eq!(saves.unkept(&["topics.json"], false), None);
+        saves.begin_awaited();
+        saves.settled(0);
+        assert_eq!(saves.unkept(&[], true), None);
     }
 }

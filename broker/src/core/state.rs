@@ -200,6 +200,8 @@ pub struct State {
     pub to_close: Vec<u64>,
     /// Questions to shards of this core that need the disk.
     pub cold_asks: super::gather::ColdAsks,
+    /// Changes of the control task that shards have not stored yet.
+    pub settling: super::settle::Settling,
     /// Blocking jobs given to the auxiliary thread.
     pub jobs: super::jobs::Jobs,
     /// Messages of other cores in hand.
@@ -259,6 +261,7 @@ impl State {
             turn_again: false,
             to_close: Vec::new(),
             cold_asks: super::gather::ColdAsks::default(),
+            settling: super::settle::Settling::default(),
             jobs: super::jobs::Jobs::default(),
             inbox: Vec::new(),
             retention: super::retention::RetentionState::default(),

@@ -77,6 +77,7 @@ impl<D: Driver> Core<D> {
             self.turn_shard(index);
         }
         self.share_cold_slots();
+        self.state.settle_turn();
         self.state.expire_pulls();
         self.state.pop_turn();
         self.state.control_turn();

@@ -241,6 +241,24 @@ fn a_list_of_topics_is_taken_whole_or_not_at_all() {
     );
 }
 
+fn removed(harness: &Harness) -> Vec<String> {
+    let topics = harness.effects.iter().filter_map(|effect| match effect {
+        Effect::TopicRemoved(topic) => Some(topic.to_string()),
+        _ => None,
+    });
+    topics.collect()
+}
+
+#[test]
+fn shards_are_told_of_a_deletion_again_when_it_is_ordered_again() {
+    let mut harness = Harness::new();
+    harness.create_topic("T", 1);
+    for _ in 0..2 {
+        harness.ask(request::DELETE_TOPIC_IN_BROKER, &[("topic", "T")], "");
+        assert_eq!(removed(&harness), ["T"]);
+    }
+}
+
 #[test]
 fn a_deleted_topic_takes_its_pop_retry_topics_along() {
     let mut harness = Harness::new();
@@ -254,15 +272,7 @@ fn a_deleted_topic_takes_its_pop_retry_topics_along() {
             .code,
         0
     );
-    let removed: Vec<String> = harness
-        .effects
-        .iter()
-        .filter_map(|effect| match effect {
-            Effect::TopicRemoved(topic) => Some(topic.to_string()),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(removed, ["%RETRY%g_T", "%RETRY%g+T", "T"]);
+    assert_eq!(removed(&harness), ["%RETRY%g_T", "%RETRY%g+T", "T"]);
     assert_eq!(
         harness
             .ask(request::GET_TOPIC_CONFIG, &[("topic", "T")], "")
