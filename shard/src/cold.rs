@@ -18,7 +18,6 @@ use std::collections::VecDeque;
 use wire::message::{MAGIC_V1, MAGIC_V2, RecordView, peek_len};
 
 use crate::address;
-use crate::delay::DELAY_TOKEN;
 use crate::event::EVENT_TOPIC;
 use crate::half_checks::HALF_TOKEN;
 use crate::io::BLOCK_BYTES;
@@ -26,6 +25,7 @@ use crate::queue::QueueIndex;
 use crate::runtime::{COLD_SLOT_BYTES, Driver, FileId, SlotId};
 use crate::select::{PullLimits, Selection, Wanted};
 use crate::shard::Shard;
+use crate::timer::TIMER_TOKEN;
 use crate::units::Unit;
 
 /// Jobs that may hold on to windows at once; others wait their turn.
@@ -200,7 +200,7 @@ pub struct ColdReads {
     /// Whether a neighbour of the same core found every slot taken.
     neighbour_waits: bool,
     answers: Vec<(u64, Answer)>,
-    delay_answers: Vec<(u64, Answer)>,
+    timer_answers: Vec<(u64, Answer)>,
     half_answers: Vec<(u64, Answer)>,
 }
 
@@ -275,12 +275,12 @@ fn before(selection: Selection, units: usize) -> Selection {
 
 impl ColdReads {
     fn answer(&mut self, token: u64, answer: Answer) {
-        if token & DELAY_TOKEN == 0 {
+        if token & TIMER_TOKEN == 0 {
             self.answers.push((token, answer));
         } else if token & HALF_TOKEN == HALF_TOKEN {
             self.half_answers.push((token, answer));
         } else {
-            self.delay_answers.push((token, answer));
+            self.timer_answers.push((token, answer));
         }
     }
 
@@ -294,14 +294,14 @@ impl ColdReads {
         self.half_answers.pop()
     }
 
-    /// Whether a delay level has an answer to take.
-    pub(crate) fn has_delay_answer(&self) -> bool {
-        !self.delay_answers.is_empty()
+    /// Whether timed messages have an answer to take.
+    pub(crate) fn has_timer_answer(&self) -> bool {
+        !self.timer_answers.is_empty()
     }
 
-    /// An answer that a delay level of this shard has asked for.
-    pub(crate) fn next_delay_answer(&mut self) -> Option<(u64, Answer)> {
-        self.delay_answers.pop()
+    /// An answer that timed messages of this shard have asked for.
+    pub(crate) fn next_timer_answer(&mut self) -> Option<(u64, Answer)> {
+        self.timer_answers.pop()
     }
 }
 
@@ -312,7 +312,7 @@ impl Shard {
         if self.cold.active.len() + self.cold.waiting.len() >= JOBS_MAX {
             return false;
         }
-        self.cold.waiting.push_back(Job {
+        let job = Job {
             token,
             question,
             stage: Stage::Begin,
@@ -324,11 +324,17 @@ impl Shard {
             waits_for_place: false,
             lacks_slot: false,
             failed: None,
-        });
+        };
+        if token & HALF_TOKEN == TIMER_TOKEN {
+            // A handful, with a time to keep: readers of old data can wait for them.
+            self.cold.waiting.push_front(job);
+        } else {
+            self.cold.waiting.push_back(job);
+        }
         true
     }
 
-    /// Moves finished answers to `out`, but for those that delay levels have asked for.
+    /// Moves finished answers to `out`, but for those that timed messages have asked for.
     pub fn take_answers(&mut self, out: &mut Vec<(u64, Answer)>) {
         out.append(&mut self.cold.answers);
     }
@@ -587,7 +593,7 @@ impl Shard {
 
     /// Counts and tells a damaged block of a run file. Its messages are whole, so they are not
     /// passed over; the run is made again from the log.
-    fn damaged_run(&mut self, start: u64, at: u64) -> String {
+    pub(crate) fn damaged_run(&mut self, start: u64, at: u64) -> String {
         self.counters.damaged_records += 1;
         let path = self
             .runs

@@ -11,10 +11,18 @@ pub struct ShardCounters {
     pub put_bytes: u64,
     /// Appends refused.
     pub put_refused: u64,
-    /// Delayed messages delivered.
+    /// Timed messages delivered.
     pub delayed_delivered: u64,
-    /// Delayed messages dropped because their topic is gone.
+    /// Timed messages dropped because their topic is gone.
     pub delayed_dropped: u64,
+    /// Timed messages taken back before their time.
+    pub timers_deleted: u64,
+    /// Timed messages copied forward, so that retention can drop their segment.
+    pub timers_rolled: u64,
+    /// Timed messages whose record was found damaged.
+    pub timers_lost: u64,
+    /// Deletions of timed messages dropped at their bound.
+    pub deletions_dropped: u64,
     /// Half messages stored.
     pub halves_stored: u64,
     /// Half messages refused because too many transactions are open.

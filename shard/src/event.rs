@@ -26,11 +26,12 @@ pub enum Event {
         /// Committed offset.
         offset: i64,
     },
-    /// Delayed messages of a level have been delivered up to a schedule offset.
+    /// Delayed messages that a store of an earlier form had waiting by level have been delivered or
+    /// moved to the timer queue up to an offset.
     DelayProgress {
         /// Level, from 1.
         level: i32,
-        /// Next schedule offset.
+        /// Next offset of its queue.
         offset: i64,
     },
     /// A topic was removed: its queues and the offsets on it are gone.
@@ -86,6 +87,20 @@ pub enum Event {
         /// Log positions of the half messages.
         halves: Vec<u64>,
     },
+    /// Timed messages in front of this record are done up to a time and place. Runs have it for
+    /// delivered records too, which say it by naming their origin.
+    TimerProgress {
+        /// Time due in milliseconds.
+        due_ms: i64,
+        /// Log position of the message that was due then.
+        position: u64,
+    },
+    /// Timed messages up to a log position are done or copied forward. Runs have it for copies
+    /// too, which name their origin.
+    TimersRolled {
+        /// Log position.
+        position: u64,
+    },
 }
 
 const OFFSET: u8 = 1;
@@ -99,6 +114,8 @@ pub(crate) const HALF_OPENED: u8 = 7;
 /// Kind of [`Event::HalfEnded`].
 pub(crate) const HALF_ENDED: u8 = 8;
 const HALF_CHECKED: u8 = 9;
+const TIMER_PROGRESS: u8 = 10;
+const TIMERS_ROLLED: u8 = 11;
 
 /// Bytes of the stored form of an end mark.
 pub const END_MARK_BYTES: usize = 17;
@@ -190,6 +207,15 @@ impl Event {
             Self::Pop(event) => event.encode(out),
             Self::HalfOpened { .. } | Self::HalfEnded { .. } | Self::HalfChecked { .. } => {
                 self.encode_half(out);
+            }
+            Self::TimerProgress { due_ms, position } => {
+                out.push(TIMER_PROGRESS);
+                out.extend_from_slice(&due_ms.to_be_bytes());
+                out.extend_from_slice(&position.to_be_bytes());
+            }
+            Self::TimersRolled { position } => {
+                out.push(TIMERS_ROLLED);
+                out.extend_from_slice(&position.to_be_bytes());
             }
         }
     }
@@ -284,6 +310,13 @@ impl Event {
                 }
                 Self::HalfChecked { at_ms, halves }
             }
+            TIMER_PROGRESS => Self::TimerProgress {
+                due_ms: reader.long()?,
+                position: reader.long()? as u64,
+            },
+            TIMERS_ROLLED => Self::TimersRolled {
+                position: reader.long()? as u64,
+            },
             _ => return None,
         };
         reader.0.is_empty().then_some(event)
@@ -307,6 +340,11 @@ mod tests {
                 level: 18,
                 offset: 7,
             },
+            Event::TimerProgress {
+                due_ms: 1 << 42,
+                position: 7,
+            },
+            Event::TimersRolled { position: 1 << 40 },
             Event::TopicRemoved { topic: "T".into() },
             Event::GroupRemoved { group: "g".into() },
             Event::EndMark {

@@ -12,15 +12,15 @@ use wire::message::RecordView;
 
 use crate::address;
 use crate::cold::{Answer, Question};
-use crate::delay::DELAY_TOKEN;
 use crate::error::Refusal;
 use crate::event::Event;
 use crate::half::{HalfEnd, HalfTable};
 use crate::runtime::Now;
 use crate::shard::Shard;
+use crate::timer::TIMER_TOKEN;
 
 /// Tokens of cold jobs that belong to half messages.
-pub(crate) const HALF_TOKEN: u64 = DELAY_TOKEN | 1 << 62;
+pub(crate) const HALF_TOKEN: u64 = TIMER_TOKEN | (1 << 62);
 /// Half messages that one step takes up.
 pub const CHECKS_PER_STEP_MAX: usize = 64;
 /// Bytes of half messages that one step hands out, but for the first.

@@ -147,8 +147,14 @@ impl Shard {
         record.is_some()
     }
 
-    /// Stores the final message of a half message, whose record this is.
-    pub fn commit_half(&mut self, now: Now, record: &[u8]) -> Result<Ended, Refusal> {
+    /// Stores the final message of a half message, whose record this is: to be delivered at once,
+    /// after its delay level, or else at a time in milliseconds.
+    pub fn commit_half(
+        &mut self,
+        now: Now,
+        record: &[u8],
+        due_ms: Option<i64>,
+    ) -> Result<Ended, Refusal> {
         let Ok(view) = RecordView::parse(record) else {
             return Ok(Ended::Unknown);
         };
@@ -158,7 +164,7 @@ impl Shard {
         }
         let stored = view.properties();
         let target = real_queue(stored)
-            .filter(|(topic, _)| !self.delay.is_removed_since(topic, position))
+            .filter(|(topic, _)| !self.timers.log.is_removed_since(topic, position))
             .and_then(|(topic, queue_id)| self.open_queue(topic, queue_id));
         let Some(queue) = target else {
             tracing::warn!(
@@ -174,10 +180,10 @@ impl Shard {
         };
         let delay = properties::get_str(stored, properties::DELAY);
         let level: i32 = delay.and_then(|text| text.parse().ok()).unwrap_or(0);
-        let appended = if level > 0 {
-            self.append_delayed(now, message, level)?
-        } else {
-            self.append(now, &message)?
+        let appended = match due_ms {
+            _ if level > 0 => self.append_delayed(now, message, level)?,
+            Some(due_ms) => self.append_timed(now, message, due_ms)?,
+            None => self.append(now, &message)?,
         };
         self.note_end(position, HalfEnd::Committed, &appended);
         self.counters.halves_committed += 1;

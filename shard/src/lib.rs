@@ -7,7 +7,6 @@
 pub mod address;
 pub mod cold;
 mod counters;
-mod delay;
 pub mod error;
 pub mod event;
 pub mod half;
@@ -27,6 +26,7 @@ pub mod queue;
 mod rebuild;
 pub mod recovery;
 pub mod repeated;
+mod replay;
 pub mod run;
 pub mod runtime;
 mod scan;
@@ -34,11 +34,15 @@ mod seal;
 mod segments;
 pub mod select;
 mod shard;
+mod timer;
 pub mod units;
 
 pub use counters::ShardCounters;
-pub use delay::SCHEDULE_TOPIC;
 pub use error::{Refusal, StoreError};
 pub use log::AckPoint;
 pub use message::NewMessage;
 pub use shard::{Appended, Shard, ShardConfig, TOKEN_SHARD_SHIFT};
+pub use timer::{
+    DUE_MS_MAX, LATENESS_BOUNDS_MS, LEVELS_MAX, Lateness, SCHEDULE_TOPIC, TIMER_TOPIC, TimerReport,
+    WINDOW_MAX,
+};

@@ -201,6 +201,10 @@ impl Shard {
             self.on_rebuilt(now, driver, result);
         } else if kind == TokenKind::Space as u8 {
             self.on_space(result);
+        } else if kind == TokenKind::Timers as u8 {
+            self.on_timers_scanned(now, driver, result);
+        } else if kind == TokenKind::Roll as u8 {
+            self.on_roll_found(now, result);
         }
     }
 
@@ -245,14 +249,14 @@ impl Shard {
     /// Drops old segments with their runs, once what has to be remembered of them is durable.
     /// Returns how many are dropped.
     pub fn retain<D: Driver>(&mut self, driver: &mut D, order: RetentionOrder) -> usize {
-        if self.dropping.is_some() || !self.retiring.is_empty() {
+        if self.dropping.is_some() || !self.retiring.is_empty() || self.has_old_levels() {
             return 0;
         }
-        let mut boundary = None;
-        let mut count = 0;
+        let mut ends = Vec::new();
         for segment in &self.log.segments {
             let end = segment.start + self.config.segment_bytes;
-            if count >= order.segments_max || end > self.sealer.sealed_to().min(self.log.synced()) {
+            let settled = self.sealer.sealed_to().min(self.log.synced());
+            if ends.len() >= order.segments_max || end > settled {
                 break;
             }
             let newest = self
@@ -260,14 +264,18 @@ impl Shard {
                 .range(segment.start..end)
                 .map(|(_, r)| r.meta.last_timestamp);
             let expired = newest.max().unwrap_or(0) < order.expired_before_ms;
-            let forced = order.force_oldest && count == 0;
+            let forced = order.force_oldest && ends.is_empty();
             if !(expired || forced) {
                 break;
             }
-            boundary = Some(end);
-            count += 1;
+            ends.push(end);
         }
-        let Some(position) = boundary else { return 0 };
+        let free = ends.iter().position(|end| self.timers_left_before(*end));
+        let count = free.unwrap_or(ends.len());
+        let last = count.checked_sub(1).and_then(|at| ends.get(at));
+        let Some(position) = last.copied() else {
+            return 0;
+        };
         if self.halves_hold_back(position, order.force_oldest) {
             return 0;
         }
@@ -326,7 +334,8 @@ impl Shard {
     fn drop_before<D: Driver>(&mut self, driver: &mut D, position: u64) {
         let lost = self.unconsumed_before(position);
         self.queues.drop_before(position);
-        self.delay.forget_removed_before(position);
+        self.timers.log.forget_removed_before(position);
+        self.forget_timer_notes_before(position);
         self.drop_halves_before(position);
         for segment in self.log.drop_before(position) {
             let (shard, path) = (self.config.number, segment.path.display());

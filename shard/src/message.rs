@@ -23,13 +23,14 @@ pub struct NewMessage<'a> {
     pub born_host: SocketAddr,
     /// Deliveries so far.
     pub reconsume_times: i32,
-    /// Physical offset of the half message it commits, else 0.
+    /// Physical offset of the half message it commits, else 0. Negative numbers are the shard's
+    /// own: they name the message that a copy comes from.
     pub prepared_transaction_offset: i64,
     /// Body as stored.
     pub body: &'a [u8],
     /// Properties in parts.
     pub properties: &'a [&'a [u8]],
-    /// Tag hash, or the delivery time of a delayed message.
+    /// Tag hash.
     pub tags_code: i64,
     /// Unique key, for the index.
     pub unique_key: Option<&'a [u8]>,

@@ -5,14 +5,15 @@
 //!
 //! Invariant: the log is only read, and the old file stays in use until the new one is durable.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
 use wire::message::RecordView;
 
 use crate::address;
-use crate::delay::SCHEDULE_TOPIC;
 use crate::event::{EVENT_TOPIC, Event};
+use crate::half;
 use crate::io::{FileJob, JobOutcome, JobOutcomeOf, OpenMode, Storage};
 use crate::message::tag_and_keys;
 use crate::pop::PopEvent;
@@ -22,6 +23,7 @@ use crate::runtime::{Driver, Now};
 use crate::scan::{Found, Source, look};
 use crate::segments::SegmentFile;
 use crate::shard::{KEYS_PER_MESSAGE_MAX, Shard, TokenKind};
+use crate::timer::{TIMER_TOPIC, TimerLog, code_of};
 use crate::units::{UNIT_BYTES, Unit};
 
 /// Pause before a run is made again once more, in microseconds.
@@ -55,14 +57,10 @@ impl Rebuilds {
 }
 
 /// The unit, and the keys to be indexed, of a stored record.
-pub(crate) fn index_record(
-    view: &RecordView<'_>,
-    due_ms: impl Fn(i32, i64) -> i64,
-    mut key: impl FnMut(KeyEntry),
-) -> Unit {
+pub(crate) fn index_record(view: &RecordView<'_>, mut key: impl FnMut(KeyEntry)) -> Unit {
     let (mut tags_code, unique, keys) = tag_and_keys(view.properties());
-    if view.topic() == SCHEDULE_TOPIC.as_bytes() {
-        tags_code = due_ms(view.queue_id(), view.store_timestamp());
+    if view.topic() == TIMER_TOPIC.as_bytes() {
+        tags_code = code_of(&[view.properties()]).to_tags_code();
     }
     let words = keys
         .into_iter()
@@ -82,13 +80,45 @@ pub(crate) fn index_record(
     }
 }
 
+/// Internal records of the range, and what its other records say in their place.
+#[derive(Default)]
+struct Told {
+    timers: TimerLog,
+    events: VecDeque<(u64, Vec<u8>)>,
+}
+
+impl Told {
+    fn take(&mut self, view: &RecordView<'_>, shard: u16, position: u64) {
+        if view.topic() == EVENT_TOPIC.as_bytes() {
+            match Event::decode(view.body()) {
+                None | Some(Event::EndMark { .. }) => {}
+                Some(event) => {
+                    self.timers.apply(&event, position);
+                    self.events.push_back((position, view.body().to_vec()));
+                }
+            }
+            return;
+        }
+        if let Some(event) = self.timers.take_record(view, position) {
+            let events = &mut self.events;
+            self.timers.note(events, (0, 0), position, &event);
+        }
+        let mark = view.prepared_transaction_offset();
+        let moved = PopEvent::of_copy(mark, view.properties()).map(Event::Pop);
+        for event in moved.into_iter().chain(half::told_by(view, shard)) {
+            let mut bytes = Vec::new();
+            event.encode(&mut bytes);
+            self.events.push_back((position, bytes));
+        }
+    }
+}
+
 /// What the job needs to know.
 struct Order {
     shard: u16,
     segment_path: PathBuf,
     segment_start: u64,
     segment_bytes: u64,
-    delays_ms: Vec<i64>,
     meta: RunMeta,
     queues: Vec<RunQueue>,
 }
@@ -110,10 +140,12 @@ impl Order {
             ..RunContent::default()
         };
         let mut position = self.meta.start;
+        let mut told = Told::default();
         while position < self.meta.end {
             match look(&mut source, self.shard, position).map_err(io::Error::other)? {
                 Found::Record(view) => {
-                    self.take(&view, position, &mut content);
+                    told.take(&view, self.shard, position);
+                    self.take(&view, &mut content);
                     position += view.total_len() as u64;
                 }
                 Found::Blank(next) => position = next,
@@ -124,39 +156,17 @@ impl Order {
                 }
             }
         }
+        content.events = told.events.into();
         (content.meta, content.queues) = (self.meta, self.queues);
         Ok(content)
     }
 
-    fn take(&self, view: &RecordView<'_>, position: u64, content: &mut RunContent) {
+    fn take(&self, view: &RecordView<'_>, content: &mut RunContent) {
         if view.topic() == EVENT_TOPIC.as_bytes() {
-            if !matches!(
-                Event::decode(view.body()),
-                None | Some(Event::EndMark { .. })
-            ) {
-                content.events.push((position, view.body().to_vec()));
-            }
             return;
         }
-        let mark = view.prepared_transaction_offset();
-        if let Some(moved) = PopEvent::of_copy(mark, view.properties()) {
-            let mut bytes = Vec::new();
-            moved.encode(&mut bytes);
-            content.events.push((position, bytes));
-        }
-        if let Some(event) = crate::half::told_by(view, self.shard) {
-            let mut bytes = Vec::new();
-            event.encode(&mut bytes);
-            content.events.push((position, bytes));
-        }
-        let due_ms = |queue_id: i32, stored_ms: i64| {
-            let delay = usize::try_from(queue_id)
-                .ok()
-                .and_then(|at| self.delays_ms.get(at));
-            stored_ms + delay.copied().unwrap_or(0)
-        };
         let keys = &mut content.keys;
-        let unit = index_record(view, due_ms, |key| keys.push(key));
+        let unit = index_record(view, |key| keys.push(key));
         let offset = view.queue_offset() as u64;
         let place = self.queues.iter().find(|queue| {
             queue.topic.as_bytes() == view.topic()
@@ -212,7 +222,6 @@ impl Shard {
             segment_path: segment.path.clone(),
             segment_start: segment.start,
             segment_bytes: self.config.segment_bytes,
-            delays_ms: self.config.delay_levels_ms.clone(),
             meta: meta.clone(),
             queues: queues.collect(),
         };

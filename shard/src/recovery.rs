@@ -11,29 +11,22 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
-use wire::message::RecordView;
-
 use crate::address;
-use crate::delay::DelayLevels;
 use crate::error::StoreError;
-use crate::event::{EVENT_TOPIC, Event, encode_end_mark};
-use crate::half::{self, HalfTable};
+use crate::event::encode_end_mark;
 use crate::io::{BLOCK_BYTES, Storage, StoreFile};
 use crate::log::{AckPoint, BLANK_BYTES, Log, LogConfig, LogState, Segment, UNSYNCED_BYTES_MAX};
 use crate::mark::{self, MARK_BYTES_MAX};
 use crate::memory::LockedRing;
-use crate::offsets::{Clamped, OffsetTable};
-use crate::pop::{PopEvent, PopTable};
-use crate::queue::QueueTable;
-use crate::rebuild::index_record;
-use crate::run::{self, KeyEntry, RunMeta};
+use crate::offsets::Clamped;
+use crate::replay::Tables;
+use crate::run::{self, RunMeta};
 use crate::runtime::Driver;
 pub use crate::scan::SCAN_BYTES;
 use crate::scan::{Found, Source, look, next_span};
 use crate::seal::{self, Sealer};
 use crate::segments::{self, SegmentFile};
 use crate::shard::{Run, Shard, ShardConfig, ShardParts};
-use crate::units::{NO_SEQUENCE, UnitRing};
 
 /// Zeros written ahead in the first segment of a new store, in bytes.
 pub const FIRST_ZERO_BYTES: u64 = 32 * 1024 * 1024;
@@ -134,175 +127,6 @@ impl Sealed {
     }
 }
 
-struct Tables {
-    shard: u16,
-    units: UnitRing,
-    queues: QueueTable,
-    offsets: OffsetTable,
-    delay: DelayLevels,
-    pop: PopTable,
-    halves: HalfTable,
-    keys: VecDeque<KeyEntry>,
-    events: VecDeque<(u64, Vec<u8>)>,
-    last_store_timestamp: i64,
-}
-
-impl Tables {
-    fn new(config: &ShardConfig) -> Self {
-        let mut queues = QueueTable::default();
-        let delay = DelayLevels::new(&config.delay_levels_ms, &mut queues);
-        Self {
-            shard: config.number,
-            units: UnitRing::new(config.units_max),
-            queues,
-            offsets: OffsetTable::default(),
-            delay,
-            pop: PopTable::default(),
-            halves: HalfTable::default(),
-            keys: VecDeque::with_capacity(config.units_max),
-            events: VecDeque::with_capacity(4096),
-            last_store_timestamp: 0,
-        }
-    }
-
-    fn apply(&mut self, event: &Event, position: u64) {
-        match event {
-            Event::Offset {
-                topic,
-                group,
-                queue_id,
-                offset,
-            } => {
-                self.offsets
-                    .replay(topic, group, *queue_id, *offset, position);
-            }
-            Event::DelayProgress { level, offset } => self.delay.replay(*level, *offset),
-            Event::TopicRemoved { topic } => {
-                self.queues.remove_topic(topic, position);
-                self.offsets.remove_topic(topic);
-                self.delay.note_removed(topic, position);
-                self.pop.remove_topic(topic);
-            }
-            Event::GroupRemoved { group } => {
-                self.offsets.remove_group(group);
-                self.pop.remove_group(group);
-            }
-            Event::Pop(event) => self.apply_pop(event, position),
-            Event::QueueEnds { queues } => {
-                for (topic, queue_id, next_offset) in queues {
-                    self.queues
-                        .replay_end(topic, *queue_id, *next_offset, position);
-                }
-            }
-            Event::EndMark { .. } => {}
-            Event::HalfOpened { .. } | Event::HalfEnded { .. } | Event::HalfChecked { .. } => {
-                self.halves.apply(event, position);
-            }
-        }
-    }
-
-    fn apply_pop(&mut self, event: &PopEvent, position: u64) {
-        if let Some(offset) = self.pop.replay(event) {
-            let name = event.name();
-            let (topic, group, queue_id) = (&name.topic, &name.group, name.queue_id);
-            self.offsets
-                .replay(topic, group, queue_id, offset, position);
-        }
-    }
-
-    fn take_run(&mut self, run: &run::LoadedRun) {
-        for (position, bytes) in &run.events {
-            if let Some(event) = Event::decode(bytes) {
-                self.apply(&event, *position);
-            }
-        }
-        for entry in &run.queues {
-            let Some(index) = self.queues.open(&entry.topic, entry.queue_id) else {
-                continue;
-            };
-            let Some(queue) = self.queues.get_mut(index) else {
-                continue;
-            };
-            if queue.extents.is_empty() {
-                queue.min_offset = entry.extent.first_offset;
-            }
-            queue.extents.push(entry.extent);
-            queue.next_offset = entry.extent.end_offset();
-            queue.readable = queue.next_offset;
-            queue.ring_first_offset = queue.next_offset;
-            queue.last_store_timestamp = entry.extent.last_timestamp;
-        }
-        self.last_store_timestamp = self.last_store_timestamp.max(run.meta.last_timestamp);
-    }
-
-    /// Takes one scanned record; `Err` says why the log cannot go on here.
-    fn take_record(&mut self, view: &RecordView<'_>, position: u64) -> Result<(), String> {
-        let topic = std::str::from_utf8(view.topic()).map_err(|_| "topic is not UTF-8")?;
-        self.last_store_timestamp = self.last_store_timestamp.max(view.store_timestamp());
-        if topic == EVENT_TOPIC {
-            match Event::decode(view.body()) {
-                Some(Event::EndMark { .. }) => {}
-                Some(event) => {
-                    self.apply(&event, position);
-                    self.events.push_back((position, view.body().to_vec()));
-                }
-                // Its checksum is right, so another version wrote it. Nothing else is lost by it.
-                None => tracing::warn!(position, "internal record of an unknown kind left out"),
-            }
-            return Ok(());
-        }
-        if let Some(event) = half::told_by(view, self.shard) {
-            self.halves.apply(&event, position);
-            let mut bytes = Vec::new();
-            event.encode(&mut bytes);
-            self.events.push_back((position, bytes));
-        }
-        let index = self
-            .queues
-            .open(topic, view.queue_id())
-            .ok_or("too many queues")?;
-        let Some(queue) = self.queues.get_mut(index) else {
-            return Ok(());
-        };
-        let offset = view.queue_offset() as u64;
-        if offset != queue.next_offset {
-            if queue.next_offset != 0 || !queue.extents.is_empty() {
-                tracing::error!(
-                    topic,
-                    queue_id = view.queue_id(),
-                    expected = queue.next_offset,
-                    found = offset,
-                    position,
-                    "queue offset jumps in the log"
-                );
-                queue.extents.clear();
-            }
-            queue.min_offset = offset;
-            queue.ring_first_offset = offset;
-            queue.last_sequence = NO_SEQUENCE;
-        }
-        let (delay, keys) = (&self.delay, &mut self.keys);
-        let due_ms = |queue_id, stored_ms| delay.due_ms(queue_id, stored_ms);
-        let unit = index_record(view, due_ms, |key| keys.push_back(key));
-        let end = position + view.total_len() as u64;
-        queue.last_sequence = self
-            .units
-            .append(unit, index, offset, end, queue.last_sequence);
-        queue.next_offset = offset + 1;
-        queue.readable = offset + 1;
-        queue.last_store_timestamp = view.store_timestamp();
-        self.units.dispatch_next(u64::MAX);
-        let mark = view.prepared_transaction_offset();
-        if let Some(moved) = PopEvent::of_copy(mark, view.properties()) {
-            self.apply_pop(&moved, position);
-            let mut bytes = Vec::new();
-            moved.encode(&mut bytes);
-            self.events.push_back((position, bytes));
-        }
-        Ok(())
-    }
-}
-
 /// Recovers one shard. Blocks; runs before the core serves.
 pub fn recover<S: Storage>(
     storage: &S,
@@ -339,6 +163,7 @@ pub fn recover<S: Storage>(
     };
     let sealed = scan.run(&mut source, &mut tables, &mut metas, &mut report)?;
     let end = report.end;
+    tables.scan_timers(storage, &metas);
     let clamped = tables.offsets.clamp(&tables.queues);
     report.note_saved_position(setup.saved_position);
     let in_flight = match setup.in_flight_bytes_max {
@@ -609,6 +434,7 @@ impl<S: Storage> Scan<'_, S> {
             }));
         }
         let (keys, events) = (tables.keys.len(), tables.events.len());
+        tables.events_marked = events as u64;
         sealed
             .owed
             .push((tables.units.appended(), end, keys, events));
@@ -644,6 +470,8 @@ impl<S: Storage> Scan<'_, S> {
         seal::install(&content_queues, &touched, &mut tables.queues);
         tables.keys.clear();
         tables.events.clear();
+        tables.events_marked = 0;
+        tables.timers.log.forget_claim();
         let appended = tables.units.appended();
         tables.units.free_to(appended);
         metas.push((meta, file, path));
@@ -732,9 +560,9 @@ impl<S: Storage> Recovered<S> {
             units: self.tables.units,
             queues: self.tables.queues,
             offsets: self.tables.offsets,
-            delay: self.tables.delay,
             pop: self.tables.pop,
             halves: self.tables.halves,
+            timers: self.tables.timers,
             keys: self.tables.keys,
             events: self.tables.events,
             runs,
@@ -742,48 +570,10 @@ impl<S: Storage> Recovered<S> {
             last_store_timestamp: self.tables.last_store_timestamp,
         });
         shard.restate(&self.clamped);
+        shard.end_first_scan();
         if fresh {
             shard.zero_next = Some(FIRST_ZERO_BYTES);
         }
         Ok(shard)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config() -> ShardConfig {
-        ShardConfig {
-            number: 0,
-            local: 0,
-            log_dir: PathBuf::new(),
-            run_dir: PathBuf::new(),
-            segment_bytes: 1 << 20,
-            units_max: 64,
-            run_units: 64,
-            run_log_bytes: 1 << 20,
-            parked_max: 1,
-            delay_levels_ms: Vec::new(),
-            store_host: "127.0.0.1:10911".parse().unwrap(),
-            disk_stop_percent: 90,
-        }
-    }
-
-    #[test]
-    fn an_internal_record_of_a_later_version_does_not_end_the_log() {
-        let mut tables = Tables::new(&config());
-        for (body, kept) in [
-            (vec![200, 1, 2, 3], 0),
-            (vec![], 0),
-            (vec![4, 0, 1, b'g'], 1),
-        ] {
-            let fields = mark::fields(&body, 0, 5, config().store_host);
-            let mut record = vec![0; fields.encoded_len()];
-            fields.encode(&mut record).unwrap();
-            let view = RecordView::parse(&record).unwrap();
-            assert_eq!(tables.take_record(&view, 0), Ok(()));
-            assert_eq!(tables.events.len(), kept, "{body:?}");
-        }
     }
 }

@@ -55,6 +55,8 @@ struct Build {
 pub struct Sealer {
     marks: VecDeque<Mark>,
     sealed: Mark,
+    /// The newest mark, wherever it has got to.
+    newest: Mark,
     build: Option<Build>,
     writing: Option<(Mark, Vec<QueueIndex>, Vec<RunQueue>, RunMeta)>,
     seal_all: bool,
@@ -74,23 +76,21 @@ impl Sealer {
         };
         Self {
             sealed,
+            newest: sealed,
             ..Self::default()
         }
     }
 
     /// Marks the end of a run in front of what is appended next.
     pub fn mark(&mut self, sequence: u64, position: u64, keys_held: usize, events_held: usize) {
-        let last = self
-            .marks
-            .back()
-            .map_or(self.sealed.position, |mark| mark.position);
-        if position > last {
-            self.marks.push_back(Mark {
+        if position > self.newest.position {
+            self.newest = Mark {
                 sequence,
                 position,
                 keys: self.sealed.keys + keys_held as u64,
                 events: self.sealed.events + events_held as u64,
-            });
+            };
+            self.marks.push_back(self.newest);
         }
     }
 
@@ -103,6 +103,11 @@ impl Sealer {
     #[must_use]
     pub fn sealed_to(&self) -> u64 {
         self.sealed.position
+    }
+
+    /// Events written with runs so far, and those in front of the newest mark.
+    pub(crate) fn event_counts(&self) -> (u64, u64) {
+        (self.sealed.events, self.newest.events)
     }
 
     /// Whether the last attempt to write a run failed.
@@ -342,12 +347,7 @@ impl Shard {
     }
 
     fn mark_if_due(&mut self, now: Now) {
-        let last = self
-            .sealer
-            .marks
-            .back()
-            .copied()
-            .unwrap_or(self.sealer.sealed);
+        let last = self.sealer.newest;
         let units = self.units.appended() - last.sequence;
         let bytes = self.log.tail() - last.position;
         let keys = self.sealer.sealed.keys + self.keys.len() as u64 - last.keys;

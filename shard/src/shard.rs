@@ -16,7 +16,6 @@ use wire::message::{RecordError, RecordFields};
 use crate::address;
 use crate::cold::ColdReads;
 use crate::counters::ShardCounters;
-use crate::delay::DelayLevels;
 use crate::error::Refusal;
 use crate::event::{EVENT_TOPIC, Event, encode_offset};
 use crate::half::HalfTable;
@@ -33,6 +32,7 @@ use crate::repeated::Repeated;
 use crate::run::{KeyEntry, RunMeta, seeded_key_hash};
 use crate::runtime::{Completion, Driver, FileId, Now};
 use crate::seal::Sealer;
+use crate::timer::Timers;
 use crate::units::{NO_SEQUENCE, Unit, UnitRing};
 
 /// Keys of one message that are indexed.
@@ -59,6 +59,8 @@ pub(crate) enum TokenKind {
     Space = 6,
     Retire = 7,
     Rebuild = 8,
+    Timers = 9,
+    Roll = 10,
 }
 
 /// Fixed properties of a shard.
@@ -109,7 +111,7 @@ pub(crate) struct Failures {
     pub(crate) prepare: Repeated,
     pub(crate) run: Repeated,
     pub(crate) rebuild: Repeated,
-    pub(crate) delay: Repeated,
+    pub(crate) timers: Repeated,
     pub(crate) retention: Repeated,
 }
 
@@ -126,10 +128,10 @@ pub struct Shard {
     pub(crate) units: UnitRing,
     pub(crate) queues: QueueTable,
     pub(crate) offsets: OffsetTable,
-    pub(crate) delay: DelayLevels,
     pub(crate) pop: PopTable,
     pub(crate) pop_counters: PopCounters,
     pub(crate) halves: Halves,
+    pub(crate) timers: Timers,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -167,9 +169,9 @@ pub(crate) struct ShardParts {
     pub(crate) units: UnitRing,
     pub(crate) queues: QueueTable,
     pub(crate) offsets: OffsetTable,
-    pub(crate) delay: DelayLevels,
     pub(crate) pop: PopTable,
     pub(crate) halves: HalfTable,
+    pub(crate) timers: Timers,
     pub(crate) keys: VecDeque<KeyEntry>,
     pub(crate) events: VecDeque<(u64, Vec<u8>)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -217,10 +219,10 @@ impl Shard {
             units: parts.units,
             queues: parts.queues,
             offsets: parts.offsets,
-            delay: parts.delay,
             pop: parts.pop,
             pop_counters: PopCounters::default(),
             halves: Halves::new(parts.halves),
+            timers: parts.timers,
             keys: parts.keys,
             events: parts.events,
             runs: parts.runs,
@@ -573,13 +575,11 @@ impl Shard {
 
     /// Removes the queues of a topic and the offsets on it.
     pub fn remove_topic(&mut self, now: Now, topic: &str) -> Result<u64, Refusal> {
-        let end = self.append_event(
-            now,
-            &Event::TopicRemoved {
-                topic: topic.to_owned(),
-            },
-        )?;
-        self.delay.note_removed(topic, end);
+        let event = Event::TopicRemoved {
+            topic: topic.to_owned(),
+        };
+        let end = self.append_event(now, &event)?;
+        self.timers.log.apply(&event, end);
         for index in self.queues.remove_topic(topic, end) {
             self.parked.wake(&mut self.queues, index, &mut self.woken);
         }
@@ -621,6 +621,9 @@ impl Shard {
         let watermark = self.log.watermark();
         while let Some(slot) = self.units.dispatch_next(watermark) {
             let index = slot.queue;
+            if index == self.timers.queue {
+                self.timers.on_readable(&slot.unit, slot.queue_offset);
+            }
             let Some(queue) = self.queues.get_mut(index) else {
                 continue;
             };
@@ -635,7 +638,7 @@ impl Shard {
 
     /// One turn of the core's loop: everything that is due now.
     pub fn turn<D: Driver>(&mut self, now: Now, driver: &mut D) {
-        self.deliver_due(now);
+        self.timer_step(now, driver);
         self.check_halves(now);
         let base = self.token(TokenKind::Log, 0);
         self.log.pump(now, driver, base);
@@ -655,10 +658,10 @@ impl Shard {
         let rebuild = self.rebuilds.deadline_us(now);
         let space = Some(self.space_checked_us + crate::maintain::SPACE_CHECK_US);
         let log = self.log.deadline_us();
-        let delay = self.delay_deadline_us(now);
+        let timers = self.timer_deadline_us(now);
         let pop = self.pop_deadline_us(now);
         let halves = self.halves_deadline_us(now);
-        [work, retry, rebuild, space, log, delay, pop, halves]
+        [work, retry, rebuild, space, log, timers, pop, halves]
             .into_iter()
             .flatten()
             .min()

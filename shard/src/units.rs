@@ -18,7 +18,7 @@ pub const NO_SEQUENCE: u64 = u64::MAX;
 pub struct Unit {
     /// Physical offset of the record.
     pub physical_offset: i64,
-    /// Tag hash; the delivery time for delayed messages.
+    /// Tag hash; time due and kind for timed messages.
     pub tags_code: i64,
     /// Store time in milliseconds.
     pub store_timestamp: i64,

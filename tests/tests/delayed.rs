@@ -188,7 +188,7 @@ fn delayed_messages_go_on_after_the_end_of_the_log_is_lost() {
 }
 
 #[test]
-fn progress_in_front_of_the_oldest_message_kept_is_moved_to_it_and_said() {
+fn delayed_messages_whose_neighbours_are_gone_come_all_the_same() {
     let _turn = turn();
     let mut broker = with_short_levels("delayed-oldest");
     broker.start();
@@ -215,10 +215,6 @@ fn progress_in_front_of_the_oldest_message_kept_is_moved_to_it_and_said() {
     let first = numbers[0];
     assert!((200..400).contains(&first), "the first one left is {first}");
     assert_eq!(numbers, (first..600).collect::<Vec<_>>(), "each once");
-    let output = broker.output();
-    let moved = "delivery progress of a delay level moved into its queue";
-    let said = output.lines().filter(|line| line.contains(moved)).count();
-    assert_eq!(said, 1, "{output}");
     new_ones_come_in_time(&mut client, 1_000_000);
     broker.stop();
 }

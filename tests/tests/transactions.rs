@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tests::client::{Client, Sent, answer, code, physical_offset, sent};
 use tests::frame::{FLAG_ONEWAY, Frame};
 use tests::payload::Random;
+use tests::pop::now_ms;
 use tests::process::{BrokerProcess, eventually};
 use tests::record::{decode_all, encode_properties};
 use tests::{env_number, payload, turn};
@@ -283,6 +284,61 @@ fn a_message_sent_back_for_a_later_try_is_no_half_message() {
     eventually("the delayed message", Duration::from_secs(5), || {
         arrived(&mut client, TOPIC, QUEUES) == once([0])
     });
+}
+
+/// What is relative counts from the commit, as with Apache's broker.
+#[test]
+fn committed_messages_keep_their_delays_and_times_across_kills() {
+    let _turn = turn();
+    let mut broker = broker("tx-timed", &[]);
+    let mut client = broker.client();
+    let in_five = (now_ms() + 5_000).to_string();
+    let wishes = [
+        ("DELAY", "1"),
+        ("TIMER_DELAY_SEC", "2"),
+        ("TIMER_DELIVER_MS", &*in_five),
+        ("TIMER_DELIVER_MS", "1000"),
+    ];
+    let begun = wishes.iter().zip(0..);
+    let halves: Vec<Sent> = begun
+        .map(|(wish, number)| begin(&mut client, number, &[*wish]).expect("half message"))
+        .collect();
+    for wish in [("TIMER_DELAY_SEC", "999999"), ("TIMER_DELAY_MS", "soon")] {
+        assert!(begin(&mut client, 9, &[wish]).is_err(), "{wish:?}");
+    }
+    let deletes = [("TIMER_DELAY_SEC", "1"), ("TIMER_DEL_UNIQKEY", "t+k")];
+    assert!(begin(&mut client, 9, &deletes).is_err());
+    std::thread::sleep(Duration::from_millis(1_200));
+    let committed = now_ms();
+    for half in &halves {
+        assert_eq!(end(&mut client, half, COMMIT).expect("end").code, 0);
+    }
+    assert_eq!(arrived(&mut client, TOPIC, QUEUES), once([3]));
+    broker.kill();
+    broker.start();
+    let mut client = broker.client();
+    let again = end(&mut client, &halves[1], ROLL_BACK).expect("end");
+    assert_eq!(again.code, 1, "{again:?}");
+    eventually("all four", Duration::from_secs(15), || {
+        arrived(&mut client, TOPIC, QUEUES) == once(0..4)
+    });
+    let earliest = [
+        committed + 1_000,
+        committed + 2_000,
+        in_five.parse().expect("a number"),
+        committed,
+    ];
+    for (queue, earliest) in earliest.into_iter().enumerate() {
+        let record = &client.read_queue(TOPIC, queue as i32, 0).expect("read")[0];
+        let early = earliest - record.store_timestamp_ms;
+        assert!(early <= 0, "{queue}: early by {early} ms");
+        assert_eq!(record.sys_flag & 12, COMMIT);
+        assert_eq!(record.property("UNIQ_KEY"), format!("U{queue}"));
+    }
+    broker.kill();
+    broker.start();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(arrived(&mut broker.client(), TOPIC, QUEUES), once(0..4));
 }
 
 /// What a producer knows of a transaction.

@@ -132,9 +132,11 @@ settings_table! {
     /// Delays of the delay levels.
     "messageDelayLevel" => message_delay_levels: DelayLevels = DelayLevels::standard(), Start;
     /// Allows messages with a delivery time of their own.
-    "timerWheelEnable" => timer_enable: bool = true, Start;
+    "timerWheelEnable" => timer_enable: bool = true, Live;
     /// Furthest delivery time.
     "timerMaxDelaySec" => timer_delay_max_s: u64 = 259_200, Live;
+    /// Lets producers take back messages whose time has not come.
+    "recallMessageEnable" => recall_enable: bool = false, Live;
     /// Grain of delivery times.
     "timerPrecisionMs" => timer_precision_ms: u64 = 1_000, Start, |ms| within(*ms, 1, 60_000);
     /// Queues of the topic that brings unacknowledged POP messages back.

@@ -9,7 +9,7 @@ use super::table::Table as _;
 use super::value::{BrokerRole, TlsMode};
 
 /// Keys that are read, checked, shown and without effect.
-const WITHOUT_EFFECT: [&str; 34] = [
+const WITHOUT_EFFECT: [&str; 33] = [
     "serverSocketBacklog",
     "serverSocketSndBufSize",
     "serverSocketRcvBufSize",
@@ -17,7 +17,6 @@ const WITHOUT_EFFECT: [&str; 34] = [
     "brokerHeartbeatInterval",
     "brokerNotActiveTimeoutMillis",
     "filterSupportRetry",
-    "timerMaxDelaySec",
     "timerPrecisionMs",
     "waitTimeMillsInPullQueue",
     "waitTimeMillsInTransactionQueue",

@@ -57,7 +57,8 @@ const SYSTEM_TOPICS: [&str; 10] = [
 ];
 
 /// Topics that clients may not send to.
-const NOT_SENDABLE_TOPICS: [&str; 6] = [
+const NOT_SENDABLE_TOPICS: [&str; 7] = [
+    TIMER_TOPIC,
     SCHEDULE_TOPIC,
     HALF_TOPIC,
     OP_HALF_TOPIC,

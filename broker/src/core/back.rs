@@ -14,6 +14,7 @@ use wire::requests::{SendBack, ViewMessage};
 use super::gather::{ColdAsk, Then};
 use super::messages::{MeshMessage, PutOrder, ReplyTo};
 use super::state::{State, encode_plain};
+use super::timed::deletion_due;
 use crate::control::effects::Origin;
 use crate::control::names;
 
@@ -159,12 +160,7 @@ impl State {
             }
             return;
         };
-        let mut stored = order.properties;
-        if order.delay_level > 0 {
-            properties::append(&mut stored, properties::REAL_TOPIC, &order.topic);
-            let queue_id = order.queue_id.to_string();
-            properties::append(&mut stored, properties::REAL_QUEUE_ID, &queue_id);
-        }
+        let stored = order.properties;
         let tags = properties::get_str(&stored, properties::TAGS);
         let message = NewMessage {
             queue: home.index,
@@ -183,10 +179,12 @@ impl State {
         let Some(shard) = self.shards.get_mut(local).map(|local| &mut local.shard) else {
             return;
         };
-        let appended = if order.delay_level > 0 {
-            shard.append_delayed(self.now, message, order.delay_level)
-        } else {
-            shard.append(self.now, &message)
+        let appended = match deletion_due(&stored) {
+            _ if order.delay_level > 0 => {
+                shard.append_delayed(self.now, message, order.delay_level)
+            }
+            Some(due_ms) => shard.append_timed(self.now, message, due_ms),
+            None => shard.append(self.now, &message),
         };
         match appended {
             Ok(appended) if !order.reply.oneway => {

@@ -171,6 +171,7 @@ impl State {
             | request::QUERY_CONSUME_QUEUE => {
                 self.on_queue_request(origin, &reply, header, whole);
             }
+            request::RECALL_MESSAGE => self.on_recall(origin, &reply, header, whole),
             request::POP_MESSAGE | request::NOTIFICATION => {
                 self.on_pop(origin, &reply, header, whole);
             }

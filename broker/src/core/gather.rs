@@ -423,6 +423,8 @@ fn store_report(local: &super::state::LocalShard) -> StoreReport {
         delayed: shard.delayed_pending(),
         transactions_open,
         transaction_oldest_ms: transaction_oldest_ms.unwrap_or(0),
+        timers: shard.timer_report(),
+        timers_held_bytes: shard.timers_held_bytes(),
         ..StoreReport::default()
     }
 }

@@ -150,9 +150,9 @@ figures! {
         pop_dropped: counter = "pinion_pop_messages_total{what=\"dropped_by_retention\"}",
         /// How often a bound was met; the request was refused or the connection closed.
         pop_bound_hit: counter = "pinion_bound_hits_total{bound=\"pop_in_flight\"}",
-        /// Delayed messages delivered.
+        /// Timed messages delivered.
         delayed_delivered: counter = "pinion_delayed_delivered_total",
-        /// Delayed messages dropped because their topic is gone.
+        /// Timed messages dropped because their topic is gone.
         delayed_dropped: counter = "pinion_delayed_dropped_total",
         /// Open transactions.
         transactions_open: gauge = "pinion_transactions_open",
@@ -172,6 +172,14 @@ figures! {
         halves_given_up: counter = "pinion_transactions_given_up_total",
         /// Half messages dropped because their topic is gone or their record was damaged.
         halves_dropped: counter = "pinion_half_messages_dropped_total",
+        /// Timed messages taken back before their time.
+        timers_deleted: counter = "pinion_timers_deleted_total",
+        /// Timed messages copied forward so that retention could drop their segment.
+        timers_rolled: counter = "pinion_timers_rolled_total",
+        /// Timed messages whose record was found damaged.
+        timers_lost: counter = "pinion_timers_lost_total",
+        /// Deletions of timed messages dropped at their bound.
+        deletions_dropped: counter = "pinion_bound_hits_total{bound=\"timer_deletions\"}",
         /// Records that were damaged when read; left out of answers.
         damaged_records: counter = "pinion_damaged_records_total",
         /// Windows of older data read from the disk.
@@ -476,6 +484,10 @@ fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigu
     set(&place.halves_checked, counters.halves_checked);
     set(&place.halves_given_up, counters.halves_given_up);
     set(&place.halves_dropped, counters.halves_dropped);
+    set(&place.timers_deleted, counters.timers_deleted);
+    set(&place.timers_rolled, counters.timers_rolled);
+    set(&place.timers_lost, counters.timers_lost);
+    set(&place.deletions_dropped, counters.deletions_dropped);
     set(&place.damaged_records, counters.damaged_records);
     set(&place.cold_windows, counters.cold_windows);
     set(&place.segments_prepared, counters.segments_prepared);

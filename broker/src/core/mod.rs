@@ -38,6 +38,7 @@ pub mod start;
 pub mod state;
 pub mod store;
 pub mod threads;
+mod timed;
 mod transactions;
 pub mod turn;
 pub mod unique;

@@ -121,12 +121,17 @@ pub struct StoreReport {
     pub disk_free_bytes: u64,
     /// Reason the shard refuses writes, if it does.
     pub refusing: Option<String>,
-    /// Delayed messages not yet delivered, by level (1-based level, count).
+    /// Delayed messages not yet delivered, by level (level 0 has a time of its
+    /// own) and count.
     pub delayed: Vec<(i32, u64)>,
     /// Open transactions.
     pub transactions_open: u64,
     /// Store time of the oldest open half message in milliseconds, 0 without one.
     pub transaction_oldest_ms: i64,
+    /// Figures of timed messages.
+    pub timers: shard::TimerReport,
+    /// Bytes of timed messages that keep retention from dropping a segment.
+    pub timers_held_bytes: u64,
     /// Messages put per topic since the start: (topic, messages, bytes).
     pub topic_put: Vec<(String, u64, u64)>,
     /// Messages got per (topic, group) since the start: (topic, group, messages, bytes).

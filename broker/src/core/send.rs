@@ -18,6 +18,7 @@ use wire::requests::SendRequest;
 use super::directory::QueueHome;
 use super::messages::ReplyTo;
 use super::state::State;
+use super::timed::{Due, TIME_PROPERTIES, due_of};
 use crate::control::effects::Origin;
 use crate::control::names;
 
@@ -27,7 +28,10 @@ pub(super) struct Wishes {
     delay_level: i32,
     pub(super) tags_code: i64,
     pub(super) transaction: bool,
-    timer: bool,
+    pub(super) timer: bool,
+    /// Whether it was delivered at a time of its own before; then it is not again.
+    timed_out: bool,
+    due_ms: Option<i64>,
     pub(super) unique: Option<(usize, usize)>,
     pub(super) keys: Option<(usize, usize)>,
 }
@@ -37,6 +41,8 @@ pub(super) struct Target {
     pub(super) local: usize,
     pub(super) queue: QueueIndex,
     pub(super) queue_id: i32,
+    /// Whether a retry ended among the dead letters: its delay does not count any more.
+    dead: bool,
 }
 
 impl Target {
@@ -103,6 +109,7 @@ fn wishes(stored: &[u8]) -> Wishes {
             }
             b"TRAN_MSG" => found.transaction = value == b"true",
             b"TIMER_DELAY_SEC" | b"TIMER_DELAY_MS" | b"TIMER_DELIVER_MS" => found.timer = true,
+            b"TIMER_OUT_MS" => found.timed_out = true,
             _ => {}
         }
     }
@@ -120,7 +127,8 @@ fn measure_batch(body: &[u8]) -> Result<(u64, u64), String> {
             ));
         }
         let found = wishes(message.properties);
-        if found.delay_level > 0 || found.transaction {
+        let is_timed = found.delay_level > 0 || (found.timer && !found.timed_out);
+        if is_timed || found.transaction {
             return Err(format!(
                 "message {count} of the batch is delayed or a half message; send it alone"
             ));
@@ -202,6 +210,7 @@ impl State {
             local,
             queue: home.index,
             queue_id,
+            dead: dead_letters.is_some(),
         };
         let refused = if is_batch {
             self.append_batch(origin, reply, &request, body, &target)
@@ -283,7 +292,12 @@ impl State {
     }
 
     /// Puts the properties of a single message into the scratch; the error is what is illegal.
-    fn prepare_properties(&mut self, request: &SendRequest<'_>) -> Result<Wishes, String> {
+    fn prepare_properties(
+        &mut self,
+        request: &SendRequest<'_>,
+        dead: bool,
+    ) -> Result<Wishes, (i32, String)> {
+        let illegal = |remark: String| (response::MESSAGE_ILLEGAL, remark);
         let stored = &mut self.scratch.properties;
         stored.clear();
         if let Some(text) = request.properties {
@@ -291,20 +305,46 @@ impl State {
         }
         if stored.len() > PROPERTIES_BYTES_MAX {
             let bytes = stored.len();
-            return Err(format!(
+            return Err(illegal(format!(
                 "properties of {bytes} bytes, bound {PROPERTIES_BYTES_MAX}"
-            ));
+            )));
         }
         if properties::needs_separator(stored) {
             stored.push(properties::ENTRY_SEPARATOR);
         }
         let mut found = wishes(stored);
-        if found.timer {
-            return Err("timer messages are not supported by this version".to_owned());
+        if found.timer || (dead && found.delay_level > 0) {
+            found = self.settle_times(found, dead)?;
         }
+        let stored = &mut self.scratch.properties;
         if found.unique.is_none() {
             let unique = super::unique::append_unique_key(stored, self.store_host, self.now);
             found.unique = Some(unique);
+        }
+        Ok(found)
+    }
+
+    /// Decides when a message of the scratch is delivered: a delay level goes before a time of its
+    /// own, and neither counts for dead letters or what had its time before.
+    fn settle_times(&mut self, mut found: Wishes, dead: bool) -> Result<Wishes, (i32, String)> {
+        let stored = &mut self.scratch.properties;
+        if dead || found.delay_level > 0 {
+            *stored = properties::remove(stored, &TIME_PROPERTIES);
+            if dead {
+                *stored = properties::remove(stored, &[properties::DELAY]);
+            }
+            return Ok(wishes(stored));
+        }
+        if found.timed_out {
+            return Ok(found);
+        }
+        if !self.config.timer_enable {
+            let remark = "timer messages are switched off (timerWheelEnable=false)".to_owned();
+            return Err((response::SYSTEM_ERROR, remark));
+        }
+        let due = due_of(stored, self.now.wall_ms, self.config.timer_delay_max_s);
+        if let Due::At(due_ms) = due.map_err(|remark| (response::MESSAGE_ILLEGAL, remark))? {
+            found.due_ms = Some(due_ms);
         }
         Ok(found)
     }
@@ -317,15 +357,15 @@ impl State {
         body: &[u8],
         target: &Target,
     ) -> Result<(), Refusal> {
-        let found = match self.prepare_properties(request) {
+        let found = match self.prepare_properties(request, target.dead) {
             Ok(found) => found,
-            Err(remark) => {
-                self.answer(reply, response::MESSAGE_ILLEGAL, Some(&remark));
+            Err((code, remark)) => {
+                self.answer(reply, code, Some(&remark));
                 return Ok(());
             }
         };
         // What a consumer sends back for a later try is no half message any more.
-        let comes_again = request.reconsume_times > 0 && found.delay_level > 0;
+        let comes_again = request.reconsume_times > 0 && (found.delay_level > 0 || target.dead);
         if (found.transaction || is_prepared(request)) && !comes_again {
             return self.append_half(origin, reply, request, body, target, &found);
         }
@@ -337,20 +377,21 @@ impl State {
         else {
             return Ok(());
         };
-        if found.delay_level > 0 {
-            target.name_in(stored, shard);
-        }
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
         let message = target.message(origin, request, &found, body, &parts);
-        let appended = if let Some(null) = &mut self.null {
-            null.take(body.len(), self.now.wall_ms)
-        } else if found.delay_level > 0 {
-            shard.append_delayed(self.now, message, found.delay_level)?
-        } else {
-            shard.append(self.now, &message)?
+        let appended = match (&mut self.null, found.due_ms) {
+            (Some(null), _) => null.take(body.len(), self.now.wall_ms),
+            (None, Some(due_ms)) => shard.append_timed(self.now, message, due_ms)?,
+            (None, None) if found.delay_level > 0 => {
+                shard.append_delayed(self.now, message, found.delay_level)?
+            }
+            (None, None) => shard.append(self.now, &message)?,
         };
         self.count_put(target, 1, body.len());
-        self.finish_single(reply, target, &appended, &found);
+        let handle = found.due_ms.and_then(|due_ms| {
+            self.after_timed(origin, reply, target, (&found, due_ms), &appended)
+        });
+        self.finish_single(reply, target, &appended, &found, handle.as_deref());
         Ok(())
     }
 
@@ -361,12 +402,35 @@ impl State {
         target: &Target,
         appended: &Appended,
         found: &Wishes,
+        recall_handle: Option<&str>,
     ) {
         let ids = &mut self.scratch.ids;
         ids.clear();
         ids::offset_msg_id(ids, self.store_host, appended.physical_offset);
         let unique = Some(found.unique.unwrap_or_default());
-        self.finish_send(reply, target, appended, unique);
+        self.finish_send(reply, target, appended, unique, recall_handle);
+    }
+
+    /// What a timed message needs besides being stored; returns its recall handle.
+    fn after_timed(
+        &mut self,
+        origin: &Origin,
+        reply: &ReplyTo,
+        target: &Target,
+        (found, due_ms): (&Wishes, i64),
+        appended: &Appended,
+    ) -> Option<String> {
+        let shard = &self.shards.get(target.local)?.shard;
+        let number = shard.number();
+        let topic = shard.queues().get(target.queue)?.topic.to_string();
+        let stored = std::mem::take(&mut self.scratch.properties);
+        if properties::get(&stored, properties::TIMER_DEL_UNIQKEY).is_some() {
+            self.spread_deletion(origin, reply, &stored, due_ms, number);
+        }
+        let unique = cut(found.unique.unwrap_or_default(), &stored);
+        let handle = self.recall_handle(&topic, due_ms, unique, appended);
+        self.scratch.properties = stored;
+        handle
     }
 
     fn append_batch(
@@ -422,7 +486,7 @@ impl State {
         if let Some(first) = first {
             self.count_put(target, count, body.len());
             self.scratch.properties.clear();
-            self.finish_send(reply, target, &Appended { end, ..first }, None);
+            self.finish_send(reply, target, &Appended { end, ..first }, None, None);
         }
         Ok(())
     }
@@ -446,6 +510,7 @@ impl State {
         target: &Target,
         appended: &Appended,
         unique: Option<(usize, usize)>,
+        recall_handle: Option<&str>,
     ) {
         if reply.oneway {
             return;
@@ -457,6 +522,7 @@ impl State {
             queue_id: target.queue_id,
             queue_offset: appended.queue_offset,
             transaction_id: std::str::from_utf8(unique).unwrap_or_default(),
+            recall_handle: recall_handle.unwrap_or_default(),
         };
         let answer = &self.hot.send_answer;
         let encode = |out: &mut Vec<u8>| answer.encode(out, reply.serialization, &fields);

@@ -400,7 +400,7 @@ fn control(
     for (number, shard) in shards.iter().enumerate() {
         for (topic, queue_id) in shard
             .queues()
-            .filter(|(topic, _)| *topic != shard::SCHEDULE_TOPIC)
+            .filter(|(topic, _)| ![shard::TIMER_TOPIC, shard::SCHEDULE_TOPIC].contains(topic))
         {
             control.topic_recovered(topic, queue_id, number as u16, &mut effects);
         }

@@ -19,6 +19,7 @@ use super::gather::{ColdAsk, Then};
 use super::messages::{MeshMessage, ReplyTo};
 use super::send::{Target, Wishes};
 use super::state::{State, encode_plain};
+use super::timed::committed_due;
 use crate::config::Config;
 use crate::control::effects::Origin;
 use crate::control::transactions::CheckBack;
@@ -78,7 +79,7 @@ impl State {
         let parts: [&[u8]; 2] = [stored, &self.hot.added_properties];
         let message = target.message(origin, request, found, body, &parts);
         let appended = local.shard.append_half(self.now, message)?;
-        self.finish_single(reply, target, &appended, found);
+        self.finish_single(reply, target, &appended, found, None);
         Ok(())
     }
 
@@ -89,6 +90,11 @@ impl State {
         }
         if !found.transaction {
             let remark = "the system flag says half message, the property TRAN_MSG does not";
+            return Some((response::MESSAGE_ILLEGAL, remark));
+        }
+        let deletes = properties::TIMER_DEL_UNIQKEY;
+        if found.timer && properties::get(&self.scratch.properties, deletes).is_some() {
+            let remark = "a half message takes no other message back (TIMER_DEL_UNIQKEY)";
             return Some((response::MESSAGE_ILLEGAL, remark));
         }
         None
@@ -219,12 +225,13 @@ impl State {
 
     fn commit_record(&mut self, order: &CommitOrder, record: &[u8], whole: &[u8]) {
         let local = order.local;
+        let view = RecordView::parse(record).ok();
+        let due_ms = view.and_then(|view| committed_due(view.properties(), self.now.wall_ms));
         let Some(shard) = self.shards.get_mut(local) else {
             return;
         };
-        match shard.shard.commit_half(self.now, record) {
+        match shard.shard.commit_half(self.now, record, due_ms) {
             Ok(ended) => {
-                let view = RecordView::parse(record).ok();
                 if let (Ended::Now(HalfEnd::Committed, _), Some(view)) = (ended, &view) {
                     self.count_commit(view);
                 }

@@ -128,7 +128,7 @@ pub fn shard_text(shard: &ShardReport, facts: &StoreFacts) -> String {
 fn events_text(events: &EventReport, out: &mut String) {
     let _ = writeln!(
         out,
-        "  internal records: {} offsets, {} of delay levels, {} of POP, {} removals, \
+        "  internal records: {} offsets, {} of timed messages, {} of POP, {} removals, \
          {} end marks, {} queue ends, {} of transactions",
         events.offsets,
         events.delay_progress,

@@ -76,7 +76,7 @@ pub struct QueueReport {
 pub struct EventReport {
     /// Consumer offsets committed.
     pub offsets: u64,
-    /// Progress of delay levels.
+    /// Progress of timed messages.
     pub delay_progress: u64,
     /// What happened to popped messages.
     pub pop: u64,
@@ -508,11 +508,17 @@ impl<'a> Walker<'a> {
             Some(Event::QueueEnds { queues }) => events.queue_ends += queues.len() as u64,
             Some(Event::EndMark { .. }) => {}
             Some(Event::Offset { .. }) => events.offsets += 1,
-            Some(Event::DelayProgress { .. }) => events.delay_progress += 1,
             Some(Event::Pop(_)) => events.pop += 1,
             Some(
                 Event::HalfOpened { .. } | Event::HalfEnded { .. } | Event::HalfChecked { .. },
             ) => events.transactions += 1,
+            Some(
+                Event::DelayProgress { .. }
+                | Event::TimerProgress { .. }
+                | Event::TimersRolled { .. },
+            ) => {
+                events.delay_progress += 1;
+            }
             Some(Event::GroupRemoved { .. }) => events.removals += 1,
             Some(Event::TopicRemoved { topic }) => {
                 events.removals += 1;

@@ -1,12 +1,23 @@
 //! Comparing what a shard shows with the model.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use shard::SCHEDULE_TOPIC;
+use shard::TIMER_TOPIC;
 use wire::message::{RecordView, properties};
 
-use super::model::{Commits, Stored, What};
+use super::model::{Commits, Op, Stored, What};
 use super::world::World;
+
+/// Whether something takes back the timed message with this unique key.
+fn deletes(op: &Op, unique: &str) -> bool {
+    let What::Message { raw, .. } = &op.what else {
+        return false;
+    };
+    let view = RecordView::parse(raw).unwrap();
+    properties::get_str(view.properties(), properties::TIMER_DEL_UNIQKEY)
+        .is_some_and(|key| key.ends_with(&format!("+{unique}")))
+}
 
 impl World {
     /// Compares everything readable with the model.
@@ -74,40 +85,60 @@ impl World {
             }
         }
         self.check_commits();
+        self.check_once();
     }
 
-    /// Every delayed message whose topic was not removed since has come.
+    /// Every timed message whose topic was not removed since, and that was not taken back, has come
+    /// once.
     pub fn check_delivered(&mut self) {
-        assert_eq!(
-            self.shard().delayed_pending(),
-            Vec::new(),
-            "seed {}",
-            self.setup.seed
-        );
+        let seed = self.setup.seed;
+        assert_eq!(self.shard().delayed_pending(), Vec::new(), "seed {seed}");
+        let origins = self.check_once();
         let ops = self.model.ops.clone();
         for (at, op) in ops.iter().enumerate() {
             let What::Message { topic, raw, .. } = &op.what else {
                 continue;
             };
-            // Retention takes delayed messages like any other.
-            if topic != SCHEDULE_TOPIC || op.end <= self.model.dropped_before {
+            if topic != TIMER_TOPIC {
                 continue;
             }
             let view = RecordView::parse(raw).unwrap();
-            let real = properties::get_str(view.properties(), properties::REAL_TOPIC).unwrap();
-            let settled = ops[at..].iter().any(|later| match &later.what {
-                What::Remove { topic } => topic == real,
-                What::Message { topic, raw, .. } => {
-                    topic == real && RecordView::parse(raw).unwrap().body() == view.body()
-                }
-                What::Commit { .. } => false,
-            });
+            let stored = view.properties();
+            let real = properties::get_str(stored, properties::REAL_TOPIC).unwrap();
+            let removed = ops[at..]
+                .iter()
+                .any(|later| matches!(&later.what, What::Remove { topic } if topic == real));
+            let is_deletion = properties::get(stored, properties::TIMER_DEL_UNIQKEY).is_some();
+            let unique = properties::get_str(stored, properties::UNIQ_KEY);
+            let taken_back = unique.is_some_and(|unique| ops.iter().any(|op| deletes(op, unique)));
             assert!(
-                settled,
-                "seed {}: delayed at {} never came",
-                self.setup.seed, op.end
+                removed || is_deletion || taken_back || origins.contains(&view.physical_offset()),
+                "seed {seed}: delayed at {} never came",
+                op.end
             );
         }
+    }
+
+    /// No timed message has been delivered, or copied forward, twice. Returns the physical offsets
+    /// of those that were.
+    pub fn check_once(&self) -> BTreeSet<i64> {
+        let mut origins = BTreeSet::new();
+        for op in &self.model.ops {
+            let What::Message { topic, raw, .. } = &op.what else {
+                continue;
+            };
+            let view = RecordView::parse(raw).unwrap();
+            let origin = view.prepared_transaction_offset();
+            let named = shard::address::split(origin & i64::MAX).filter(|_| origin < 0);
+            // Copies of popped messages have a mark that is no offset of this shard.
+            if named.is_some_and(|(shard, _)| shard == 3) {
+                let origin = origin & i64::MAX;
+                let fresh = origins.insert(origin);
+                let seed = self.setup.seed;
+                assert!(fresh, "seed {seed}: {origin} of {topic} came twice");
+            }
+        }
+        origins
     }
 
     fn check_commits(&mut self) {

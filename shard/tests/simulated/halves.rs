@@ -135,7 +135,7 @@ fn end(world: &mut World, half: &Half, how: HalfEnd) -> Option<Ended> {
         }
         let live = world.live();
         let ended = if how == HalfEnd::Committed {
-            live.shard.commit_half(live.now, &record)
+            live.shard.commit_half(live.now, &record, None)
         } else {
             live.shard.roll_back_half(live.now, half.position)
         };
@@ -429,6 +429,47 @@ fn a_committed_message_with_a_delay_waits_from_its_commit_on() {
     run_ms(&mut world, 60);
     world.settle();
     assert_eq!(world.read("T", 0).unwrap().1.len(), 1);
+}
+
+#[test]
+fn a_committed_message_with_a_time_comes_once_and_then_only_also_across_kills() {
+    for ack in MODES {
+        let mut world = start_with(Setup::new(21, ack), NEVER);
+        let half = begin(&mut world, &Draft::new("T", 0, b"0 0 x"), 0, &[]).unwrap();
+        world.settle();
+        let due = world.live().now.wall_ms + 400;
+        let mut record = Vec::new();
+        assert!(world.shard().half_in_ring(half.position, &mut record));
+        let live = world.live();
+        let ended = live.shard.commit_half(live.now, &record, Some(due));
+        let Ok(Ended::Now(HalfEnd::Committed, at)) = ended else {
+            panic!("{ended:?}");
+        };
+        note(&mut world, at);
+        world.settle();
+        for _ in 0..2 {
+            world.crash_and_check(Crash::Kill);
+            assert_eq!(world.shard().halves_open(), (0, None), "{ack:?}");
+            assert_eq!(world.shard().delayed_pending(), [(0, 1)], "{ack:?}");
+            let again = world.shard().half_ended(half.position);
+            assert!(matches!(again, Ended::Before(HalfEnd::Committed, _)));
+        }
+        while world.live().now.wall_ms < due + 20 {
+            assert!(world.step());
+        }
+        world.settle();
+        world.crash_and_check(Crash::Kill);
+        run_ms(&mut world, 500);
+        world.settle();
+        let (_, found) = world.read("T", 0).unwrap();
+        assert_eq!(found.len(), 1, "{ack:?}");
+        let view = RecordView::parse(&found[0]).unwrap();
+        assert!(view.store_timestamp() >= due, "{ack:?}");
+        let kind = sysflag::transaction_type(view.sys_flag());
+        assert_eq!(kind, sysflag::TRANSACTION_COMMIT);
+        world.check();
+        world.check_delivered();
+    }
 }
 
 #[test]

@@ -18,4 +18,5 @@ mod points;
 mod pop;
 mod random;
 mod reads;
+mod timers;
 mod world;

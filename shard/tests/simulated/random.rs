@@ -63,6 +63,7 @@ fn draft(random: &mut SimRandom, most: u64) -> Draft {
         } else {
             String::new()
         },
+        unique: String::new(),
     }
 }
 

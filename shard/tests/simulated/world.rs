@@ -14,9 +14,7 @@ use shard::recovery::{Recovered, RecoveryReport, RecoverySetup, SavedOffset, rec
 use shard::runtime::sim::{SimConfig, SimDriver, SimMachine};
 use shard::runtime::{Driver, Now};
 use shard::select::{PullLimits, Selection, Wanted};
-use shard::{
-    AckPoint, Appended, NewMessage, Refusal, SCHEDULE_TOPIC, Shard, ShardConfig, StoreError,
-};
+use shard::{AckPoint, Appended, NewMessage, Refusal, Shard, ShardConfig, StoreError, TIMER_TOPIC};
 use wire::message::{MAGIC_BLANK, RecordView, peek_len, properties, tags};
 
 use super::model::{Model, What};
@@ -82,6 +80,18 @@ pub struct Draft {
     pub body: Vec<u8>,
     pub tag: String,
     pub keys: String,
+    pub unique: String,
+}
+
+/// When a message is to be delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    Now,
+    Level(i32),
+    /// At a time in milliseconds.
+    At(i64),
+    /// Not at all: the one with this draft's unique key, due at this time, is not wanted any more.
+    TakeBack(i64),
 }
 
 impl Draft {
@@ -93,6 +103,7 @@ impl Draft {
             body,
             tag: "a".into(),
             keys: String::new(),
+            unique: String::new(),
         }
     }
 }
@@ -372,7 +383,8 @@ impl World {
             }
             let topic = String::from_utf8(view.topic().to_vec()).unwrap();
             // Transactions have tests of their own.
-            if topic != HALF_TOPIC && view.prepared_transaction_offset() == 0 {
+            if topic != HALF_TOPIC && view.prepared_transaction_offset() <= 0 {
+                assert!(view.prepared_transaction_offset() < 0, "names its origin");
                 check_delivery(&view, &topic);
             }
             let (queue_id, offset) = (view.queue_id(), view.queue_offset());
@@ -395,6 +407,16 @@ impl World {
 
     /// Appends a message that is delivered after its level's delay; level 0 is at once.
     pub fn append_at(&mut self, draft: &Draft, level: i32) -> Result<Appended, Refusal> {
+        let when = if level > 0 {
+            When::Level(level)
+        } else {
+            When::Now
+        };
+        self.append_when(draft, when)
+    }
+
+    /// Appends a message to be delivered at some time.
+    pub fn append_when(&mut self, draft: &Draft, when: When) -> Result<Appended, Refusal> {
         let live = self.live.as_mut().expect("the world runs");
         let queue = live.shard.open_queue(&draft.topic, draft.queue_id).unwrap();
         let mut stored = Vec::new();
@@ -402,13 +424,18 @@ impl World {
         if !draft.keys.is_empty() {
             properties::append(&mut stored, properties::KEYS, &draft.keys);
         }
-        if level > 0 {
-            properties::append(&mut stored, properties::REAL_TOPIC, &draft.topic);
-            properties::append(
-                &mut stored,
-                properties::REAL_QUEUE_ID,
-                &draft.queue_id.to_string(),
-            );
+        if !draft.unique.is_empty() {
+            properties::append(&mut stored, properties::UNIQ_KEY, &draft.unique);
+        }
+        match when {
+            When::Level(level) => {
+                properties::append(&mut stored, properties::DELAY, &level.to_string());
+            }
+            When::TakeBack(_) => {
+                let key = format!("{}+{}", draft.topic, draft.unique);
+                properties::append(&mut stored, properties::TIMER_DEL_UNIQKEY, &key);
+            }
+            When::Now | When::At(_) => {}
         }
         let message = NewMessage {
             queue,
@@ -424,10 +451,10 @@ impl World {
             unique_key: None,
             keys: (!draft.keys.is_empty()).then_some(draft.keys.as_bytes()),
         };
-        let appended = if level > 0 {
-            live.shard.append_delayed(live.now, message, level)?
-        } else {
-            live.shard.append(live.now, &message)?
+        let appended = match when {
+            When::Now => live.shard.append(live.now, &message)?,
+            When::Level(level) => live.shard.append_delayed(live.now, message, level)?,
+            When::At(at) | When::TakeBack(at) => live.shard.append_timed(live.now, message, at)?,
         };
         let (_, at) = shard::address::split(appended.physical_offset).unwrap();
         let len = (appended.end - at) as usize;
@@ -437,10 +464,10 @@ impl World {
             .in_ring(at, len)
             .expect("just written")
             .to_vec();
-        let (topic, queue_id) = if level > 0 {
-            (SCHEDULE_TOPIC.to_owned(), level - 1)
-        } else {
+        let (topic, queue_id) = if when == When::Now {
             (draft.topic.clone(), draft.queue_id)
+        } else {
+            (TIMER_TOPIC.to_owned(), 0)
         };
         let what = What::Message {
             topic,
@@ -457,8 +484,18 @@ impl World {
 
     /// Appends, waiting through refusals that pass by themselves. `None` after a crash.
     pub fn append_patiently(&mut self, draft: &Draft, level: i32) -> Option<Appended> {
+        let when = if level > 0 {
+            When::Level(level)
+        } else {
+            When::Now
+        };
+        self.append_when_patiently(draft, when)
+    }
+
+    /// The same for any time.
+    pub fn append_when_patiently(&mut self, draft: &Draft, when: When) -> Option<Appended> {
         for _ in 0..20_000 {
-            match self.append_at(draft, level) {
+            match self.append_when(draft, when) {
                 Ok(appended) => return Some(appended),
                 Err(
                     Refusal::BufferFull { .. }
@@ -717,16 +754,26 @@ impl World {
     }
 }
 
-/// A delayed message comes to its own topic, and not before its time.
+/// A timed message comes to its own topic, and not before its time.
 fn check_delivery(view: &RecordView<'_>, topic: &str) {
-    let level: usize = String::from_utf8_lossy(&view.body()[..1]).parse().unwrap();
-    let real = properties::get_str(view.properties(), properties::REAL_TOPIC).unwrap();
-    assert_eq!(real, topic, "delivered to its own topic");
-    let age = view.store_timestamp() - view.born_timestamp();
-    assert!(
-        age >= DELAYS_MS[level - 1],
-        "level {level} delivered after {age} ms"
-    );
+    if topic == TIMER_TOPIC {
+        return;
+    }
+    let real = properties::get_str(view.properties(), properties::REAL_TOPIC);
+    assert_eq!(real, Some(topic), "delivered to its own topic");
+    let due = properties::get_str(view.properties(), properties::TIMER_OUT_MS);
+    let due: i64 = due.unwrap().parse().unwrap();
+    let early = due - view.store_timestamp();
+    assert!(early <= 0, "delivered {early} ms early");
+    let left = properties::get_str(view.properties(), properties::TIMER_DEQUEUE_MS);
+    let left: i64 = left.map_or(due, |text| text.parse().unwrap());
+    assert!(left >= due, "left {} ms before its time", due - left);
+    let level = i64::from(view.body()[0]) - 48;
+    if (1..4).contains(&level) {
+        let delay = DELAYS_MS[level as usize - 1];
+        let age = view.store_timestamp() - view.born_timestamp();
+        assert!(age >= delay, "level {level} delivered after {age} ms");
+    }
 }
 
 /// Cuts concatenated records.

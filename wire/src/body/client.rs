@@ -340,7 +340,7 @@ fn bit_set_text<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Reads base64 with or without padding.
-pub(super) fn base64_decode(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn base64_decode(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=');
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     let (mut held, mut held_bits) = (0u32, 0u32);
@@ -357,7 +357,7 @@ pub(super) fn base64_decode(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Writes base64 with padding.
-pub(super) fn base64_encode(bytes: &[u8]) -> String {
+pub(crate) fn base64_encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));

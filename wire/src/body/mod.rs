@@ -20,6 +20,7 @@ mod writer;
 pub use admin::*;
 pub use auth::*;
 pub use client::*;
+pub(crate) use client::{base64_decode, base64_encode};
 pub use config::*;
 pub use group::*;
 pub use queue::*;

@@ -20,6 +20,19 @@ pub struct SendAnswerFields<'a> {
     pub queue_offset: i64,
     /// Unique key of a single message; left out when empty.
     pub transaction_id: &'a str,
+    /// What takes a timed message back; left out when empty.
+    pub recall_handle: &'a str,
+}
+
+impl SendAnswerFields<'_> {
+    /// The fields that not every answer has.
+    fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let texts = [
+            ("transactionId", self.transaction_id),
+            ("recallHandle", self.recall_handle),
+        ];
+        texts.into_iter().filter(|(_, value)| !value.is_empty())
+    }
 }
 
 /// The parts of the answer that stay.
@@ -89,11 +102,12 @@ impl SendAnswer {
         decimal(out, i64::from(fields.queue_id));
         out.extend_from_slice(b"\",\"queueOffset\":\"");
         decimal(out, fields.queue_offset);
-        if fields.transaction_id.is_empty() {
-            out.push(b'"');
-        } else {
-            out.extend_from_slice(b"\",\"transactionId\":");
-            string(out, fields.transaction_id);
+        out.push(b'"');
+        for (name, value) in fields.texts() {
+            out.extend_from_slice(b",\"");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\":");
+            string(out, value);
         }
         out.extend_from_slice(b"},\"flag\":1,\"language\":\"JAVA\",\"opaque\":");
         decimal(out, i64::from(fields.opaque));
@@ -119,10 +133,8 @@ impl SendAnswer {
             decimal(out, i64::from(fields.queue_id))
         });
         binary_field(out, "queueOffset", |out| decimal(out, fields.queue_offset));
-        if !fields.transaction_id.is_empty() {
-            binary_field(out, "transactionId", |out| {
-                out.extend_from_slice(fields.transaction_id.as_bytes());
-            });
+        for (name, value) in fields.texts() {
+            binary_field(out, name, |out| out.extend_from_slice(value.as_bytes()));
         }
         let ext_bytes = (out.len() - ext_at - 4) as u32;
         if let Some(slot) = out.get_mut(ext_at..ext_at + 4) {
@@ -139,10 +151,22 @@ mod tests {
     #[test]
     fn prepared_answers_are_those_of_the_general_encoder() {
         for serialization in [Serialization::Json, Serialization::Binary] {
-            for (region, transaction_id, opaque, queue_id, queue_offset) in [
-                ("DefaultRegion", "7F0000010B3A18B4AAC20000000004D2", 7, 3, 0),
-                ("a \"quoted\" region", "", i32::MIN, 0, i64::MAX),
-                ("", "odd\\key\u{1}é", i32::MAX, -1, 1_234_567_890_123),
+            for (region, (transaction_id, recall_handle), opaque, queue_id, queue_offset) in [
+                (
+                    "DefaultRegion",
+                    ("7F0000010B3A18B4AAC20000000004D2", ""),
+                    7,
+                    3,
+                    0,
+                ),
+                ("a \"quoted\" region", ("", ""), i32::MIN, 0, i64::MAX),
+                (
+                    "",
+                    ("odd\\key\u{1}é", "djEg=="),
+                    i32::MAX,
+                    -1,
+                    1_234_567_890_123,
+                ),
             ] {
                 let ids = "7F00000100002A9F00000000000B3A18,7F00000100002A9F00000000000B3B18";
                 let ext = [
@@ -152,8 +176,10 @@ mod tests {
                     ("queueId", ExtValue::Int(i64::from(queue_id))),
                     ("queueOffset", ExtValue::Int(queue_offset)),
                     ("transactionId", ExtValue::Str(transaction_id)),
+                    ("recallHandle", ExtValue::Str(recall_handle)),
                 ];
-                let used = ext.len() - usize::from(transaction_id.is_empty());
+                let texts = [transaction_id, recall_handle];
+                let used = ext.len() - texts.iter().filter(|text| text.is_empty()).count();
                 let reply = Reply {
                     code: 0,
                     opaque,
@@ -168,6 +194,7 @@ mod tests {
                     queue_id,
                     queue_offset,
                     transaction_id,
+                    recall_handle,
                 };
                 let mut out = b"before".to_vec();
                 SendAnswer::new(region, true).encode(&mut out, serialization, &fields);

@@ -53,6 +53,7 @@ pub(super) fn sampled(sample: &Sample, page: &mut Page<'_>) {
     filtered(sample, page);
     conflicts(sample, page);
     delayed(sample, page);
+    timers(sample, page);
     lag(sample, page);
 }
 
@@ -198,6 +199,64 @@ fn delayed(sample: &Sample, page: &mut Page<'_>) {
         let labels = format!("level=\"{level}\"");
         let help = "Delayed messages not yet delivered.";
         page.add("pinion_delayed_messages", "gauge", help, &labels, count);
+    }
+}
+
+/// Timed messages of all shards together.
+fn timers(sample: &Sample, page: &mut Page<'_>) {
+    let mut lateness = shard::Lateness::default();
+    let (mut pending, mut next_ms, mut held_bytes) = (0, i64::MAX, 0);
+    for store in sample.reports.iter().flat_map(|report| &report.stores) {
+        pending += store.timers.pending;
+        held_bytes += store.timers_held_bytes;
+        lateness.merge(&store.timers.lateness);
+        if store.timers.next_due_ms > 0 {
+            next_ms = next_ms.min(store.timers.next_due_ms);
+        }
+    }
+    let late_ms = sample.at_ms.saturating_sub(next_ms).max(0);
+    let gauges = [
+        (
+            "pinion_timers_pending",
+            "Timed messages that wait.",
+            pending,
+        ),
+        (
+            "pinion_timers_overdue_ms",
+            "How long the next timed message has been due.",
+            u64::try_from(late_ms).unwrap_or(0),
+        ),
+        (
+            "pinion_timers_held_bytes",
+            "Bytes of timed messages that keep retention from dropping a segment.",
+            held_bytes,
+        ),
+        (
+            "pinion_timer_late_max_ms",
+            "Latest delivery of a timed message since the start.",
+            lateness.max_ms,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        page.add(name, "gauge", help, "", value);
+    }
+    let bounds = shard::LATENESS_BOUNDS_MS.iter().map(ToString::to_string);
+    let mut sum = 0;
+    for (count, bound) in lateness
+        .counts
+        .iter()
+        .zip(bounds.chain(["+Inf".to_owned()]))
+    {
+        sum += count;
+        let labels = format!("late_ms=\"{bound}\"");
+        let help = "Timed messages delivered at most this late.";
+        page.add(
+            "pinion_timer_deliveries_total",
+            "counter",
+            help,
+            &labels,
+            sum,
+        );
     }
 }
 
