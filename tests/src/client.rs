@@ -376,8 +376,23 @@ impl Client {
 
     /// The first offset stored at this time or later.
     pub fn search_offset(&mut self, topic: &str, queue: i32, time_ms: i64) -> io::Result<i64> {
+        self.search_boundary(topic, queue, time_ms, "")
+    }
+
+    /// The first offset stored at this time or later, or with the boundary `upper` the last one
+    /// stored at this time or earlier. An empty boundary is not sent.
+    pub fn search_boundary(
+        &mut self,
+        topic: &str,
+        queue: i32,
+        time_ms: i64,
+        boundary: &str,
+    ) -> io::Result<i64> {
         let mut fields = queue_fields(topic, queue);
         fields.push(("timestamp", time_ms.to_string()));
+        if !boundary.is_empty() {
+            fields.push(("boundaryType", boundary.to_owned()));
+        }
         let frame = self.call(code::SEARCH_OFFSET_BY_TIMESTAMP, &fields, b"")?;
         frame.success()?.number("offset")
     }
