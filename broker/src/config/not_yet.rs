@@ -45,6 +45,33 @@ const WITHOUT_EFFECT: [&str; 33] = [
     "controllerAddr",
 ];
 
+/// What is asked for, and what to do instead.
+type Promise = (&'static str, &'static str);
+
+const ACCESS: Promise = (
+    "access control",
+    "Take the line out and let only trusted machines reach the ports (firewall, private network)",
+);
+const TLS: Promise = (
+    "TLS",
+    "Take the line out and protect the ports by other means (a tunnel, a proxy, a private network)",
+);
+const REPLICA: Promise = (
+    "replication",
+    "Set brokerRole=ASYNC_MASTER with brokerId=0 and a brokerName of its own to run another \
+     master; the messages of a master are kept on its own disk only. For a replica of an Apache \
+     broker, run Apache's",
+);
+const COPIES: Promise = (
+    "replication",
+    "Take the line out only if messages may be kept on this broker's disk alone; \
+     flushDiskType=SYNC_FLUSH makes them survive a power cut there",
+);
+const CONTROLLER: Promise = (
+    "a controller",
+    "Take the line out; the broker is a master for as long as it runs, and nobody takes its place",
+);
+
 impl Config {
     /// Refuses what this version cannot promise.
     ///
@@ -52,28 +79,17 @@ impl Config {
     /// When access control, TLS or replicas are asked for.
     pub fn check_promises(&self) -> Result<(), ConfigError> {
         let promises = [
-            ("aclEnable", self.acl_enable, "access control"),
-            (
-                "authenticationEnabled",
-                self.authentication,
-                "access control",
-            ),
-            ("authorizationEnabled", self.authorization, "access control"),
-            (
-                "tls.server.mode",
-                self.tls_mode == TlsMode::Enforcing,
-                "TLS",
-            ),
-            (
-                "brokerRole",
-                self.broker_role == BrokerRole::Slave,
-                "replication",
-            ),
-            ("inSyncReplicas", self.in_sync_replicas > 1, "replication"),
-            ("allAckInSyncStateSet", self.all_ack_in_sync, "replication"),
-            ("enableControllerMode", self.controller_mode, "a controller"),
+            ("aclEnable", self.acl_enable, ACCESS),
+            ("authenticationEnabled", self.authentication, ACCESS),
+            ("authorizationEnabled", self.authorization, ACCESS),
+            ("tls.server.mode", self.tls_mode == TlsMode::Enforcing, TLS),
+            ("brokerRole", self.broker_role == BrokerRole::Slave, REPLICA),
+            ("inSyncReplicas", self.in_sync_replicas > 1, COPIES),
+            ("allAckInSyncStateSet", self.all_ack_in_sync, COPIES),
+            ("enableControllerMode", self.controller_mode, CONTROLLER),
         ];
-        let Some((key, _, what)) = promises.into_iter().find(|(_, asked, _)| *asked) else {
+        let Some((key, _, (what, advice))) = promises.into_iter().find(|(_, asked, _)| *asked)
+        else {
             return Ok(());
         };
         let value = self.keys.text_of(key).unwrap_or_default();
@@ -83,8 +99,7 @@ impl Config {
             .unwrap_or_default();
         Err(ConfigError::Conflict(format!(
             "{origin}: {key}={value} asks for {what}, which this version does not have; the broker \
-             does not start rather than run without it. Take the line out, or protect the ports by \
-             other means"
+             does not start rather than run without it. {advice}"
         )))
     }
 

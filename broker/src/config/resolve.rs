@@ -92,8 +92,16 @@ impl Config {
     fn complete_names(&mut self, host: &Host) {
         if self.keys.broker_name.0.is_empty() {
             let usable = Name::parse(&host.name).filter(|name| !name.0.is_empty());
-            self.keys.broker_name = usable.unwrap_or_else(|| Name("DEFAULT_BROKER".to_owned()));
+            let name = usable.unwrap_or_else(|| Name("DEFAULT_BROKER".to_owned()));
+            self.note_empty("brokerName", &format!("the host name {name}"));
+            self.keys.broker_name = name;
             self.derived("brokerName", "derived from the host name");
+        }
+        if self.keys.broker_cluster_name.0.is_empty() {
+            let name = BrokerKeys::default().broker_cluster_name;
+            self.note_empty("brokerClusterName", &format!("the default {name}"));
+            self.keys.broker_cluster_name = name;
+            self.derived("brokerClusterName", "default");
         }
         if self.keys.broker_ip1.is_unset() {
             // A listener at one address is reached nowhere else.
@@ -110,6 +118,15 @@ impl Config {
         if self.keys.broker_ip2.is_unset() {
             self.keys.broker_ip2 = self.keys.broker_ip1.clone();
             self.derived("brokerIP2", "derived from brokerIP1");
+        }
+    }
+
+    /// Says that a key was set to nothing, and what counts instead.
+    fn note_empty(&mut self, key: &str, instead: &str) {
+        let origin = self.origin_of(key).filter(|_| self.is_set(key));
+        if let Some(origin) = origin.map(ToString::to_string) {
+            let note = format!("{origin}: {key} is empty; {instead} counts");
+            self.notes.push(note);
         }
     }
 

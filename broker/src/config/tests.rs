@@ -444,21 +444,27 @@ fn name_server_settings_have_their_own_table() {
 
 #[test]
 fn a_promise_this_version_cannot_keep_stops_the_start_with_its_line() {
+    let (ports, master) = ("firewall", "brokerRole=ASYNC_MASTER");
     let asked = [
-        ("aclEnable", "true", "access control"),
-        ("authenticationEnabled", "true", "access control"),
-        ("authorizationEnabled", "true", "access control"),
-        ("tls.server.mode", "enforcing", "TLS"),
-        ("brokerRole", "SLAVE", "replication"),
-        ("inSyncReplicas", "2", "replication"),
-        ("allAckInSyncStateSet", "true", "replication"),
-        ("enableControllerMode", "true", "a controller"),
+        ("aclEnable", "true", "access control", ports),
+        ("authenticationEnabled", "true", "access control", ports),
+        ("authorizationEnabled", "true", "access control", ports),
+        ("tls.server.mode", "enforcing", "TLS", "tunnel"),
+        ("brokerRole", "SLAVE", "replication", master),
+        ("inSyncReplicas", "2", "replication", "disk alone"),
+        ("allAckInSyncStateSet", "true", "replication", "disk alone"),
+        ("enableControllerMode", "true", "a controller", "a master"),
     ];
-    for (key, value, what) in asked {
+    for (key, value, what, advice) in asked {
         let config = from_file("promise", &format!("brokerName=a\n{key}={value}\n")).unwrap();
         let words = config.check_promises().unwrap_err().to_string();
-        assert!(
-            words.contains("line 2") && words.contains(key) && words.contains(what),
+        for part in ["line 2", key, what, advice] {
+            assert!(words.contains(part), "no {part:?} in: {words}");
+        }
+        let of_ports = words.contains("ports") || words.contains("firewall");
+        assert_eq!(
+            of_ports,
+            matches!(what, "access control" | "TLS"),
             "{words}"
         );
     }
@@ -477,5 +483,26 @@ fn settings_without_effect_are_named_once() {
     assert!(
         notes[0].contains("slaveReadEnable, messageIndexEnable"),
         "{notes:?}"
+    );
+}
+
+#[test]
+fn an_empty_name_is_said_with_the_name_that_counts() {
+    let config = from_file("no-name", "brokerName=\nbrokerClusterName=\n").unwrap();
+    let names = [&config.broker_name.0, &config.broker_cluster_name.0];
+    assert_eq!(names, ["node-1", "DefaultCluster"]);
+    let notes = config.notes();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    for (note, parts) in notes.iter().zip([
+        ["line 1", "brokerName", "empty", "node-1"],
+        ["line 2", "brokerClusterName", "empty", "DefaultCluster"],
+    ]) {
+        assert!(parts.iter().all(|part| note.contains(part)), "{note}");
+    }
+    assert!(
+        from_file("unset-name", "brokerId=0\n")
+            .unwrap()
+            .notes()
+            .is_empty()
     );
 }
