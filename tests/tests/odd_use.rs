@@ -78,6 +78,88 @@ fn a_second_broker_on_the_same_ports_is_refused_by_port() {
     first.stop();
 }
 
+/// Requires that neither a store nor a write buffer was made.
+fn left_nothing(broker: &BrokerProcess, what: &str) {
+    assert!(!broker.data().exists(), "{what}: {:?}", broker.data());
+    let buffers = fs::read_dir(broker.buffer_directory()).map_or(0, Iterator::count);
+    assert_eq!(buffers, 0, "{what}: write buffers");
+}
+
+#[test]
+fn ports_of_its_own_that_clash_are_named_both_and_nothing_is_left_behind() {
+    let _turn = turn();
+    let second = [
+        "second port",
+        "listenPort - 2",
+        "--broker-port",
+        "--namesrv-port",
+    ];
+    type Change = fn(&mut BrokerProcess);
+    let cases: [(&str, Change, &[&str]); 4] = [
+        ("second", |b| b.namesrv_port = b.broker_port - 2, &second),
+        (
+            "same",
+            |b| b.namesrv_port = b.broker_port,
+            &["--namesrv-port", "--broker-port"],
+        ),
+        (
+            "health",
+            |b| {
+                let port = (b.broker_port - 2).to_string();
+                b.set("pinion.healthPort", &port);
+            },
+            &["pinion.healthPort", "second port", "broker.conf"],
+        ),
+        (
+            "exporter",
+            |b| {
+                let port = b.namesrv_port.to_string();
+                b.set("metricsExporterType", "PROM");
+                b.set("metricsPromExporterPort", &port);
+            },
+            &["metricsPromExporterPort", "name server", "broker.conf"],
+        ),
+    ];
+    for (what, change, words) in cases {
+        let mut broker = BrokerProcess::new("own-ports");
+        change(&mut broker);
+        broker.launch();
+        ends_with_words(&mut broker, words, what);
+        left_nothing(&broker, what);
+    }
+}
+
+#[test]
+fn a_health_port_that_nobody_asked_for_gives_way_to_the_name_server() {
+    let _turn = turn();
+    let mut broker = BrokerProcess::new("health-way");
+    broker.namesrv_port = broker.broker_port + 3;
+    broker.start();
+    let output = broker.output();
+    let said = output
+        .lines()
+        .find(|line| line.contains("health port not opened"));
+    assert!(
+        said.is_some_and(|line| line.contains("name server")),
+        "{output}"
+    );
+    send_some(&broker, 10);
+    broker.stop();
+}
+
+#[test]
+fn damaged_settings_of_the_name_server_are_named_before_a_store_is_made() {
+    let _turn = turn();
+    let mut broker = BrokerProcess::new("damaged-kv");
+    let names = broker.data().join("namesrv");
+    fs::create_dir_all(&names).expect("directory");
+    fs::write(names.join("kvConfig.json"), b"{\"configTable\":").expect("file");
+    broker.launch();
+    ends_with_words(&mut broker, &["kvConfig"], "damaged kvConfig.json");
+    let made: Vec<_> = fs::read_dir(broker.data()).expect("read").collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+}
+
 #[test]
 fn a_kill_at_any_moment_of_a_start_leaves_a_store_that_opens() {
     let _turn = turn();

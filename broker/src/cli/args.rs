@@ -54,7 +54,7 @@ pub enum Command {
 /// Options that set things of the machine and of the store.
 #[derive(Debug, Default, Clone, Args)]
 pub struct PlaceArgs {
-    /// Shards of the store (as many as cores)
+    /// Shards of the store; 0: as many as cores. A store may grow and never has fewer than before
     #[arg(long, value_name = "N")]
     pub shards: Option<String>,
     /// CPUs to run on, such as 0,2-3 (all this process may use)

@@ -48,6 +48,10 @@ pub struct BrokerLines {
     pub name_servers: String,
     /// Shards.
     pub shards: u64,
+    /// Shards the store had before, when it is not new.
+    pub shards_had: Option<u64>,
+    /// Shards asked for.
+    pub shards_asked: u64,
     /// `SYNC_FLUSH` or `ASYNC_FLUSH`.
     pub flush: String,
     /// Whether writes go past the page cache.
@@ -87,10 +91,7 @@ impl Banner {
             broker_text(broker, &mut out);
         }
         let cores = format!("CPU {} of {} on the host", self.cores, self.cores_host);
-        let shards = self
-            .broker
-            .as_ref()
-            .map(|broker| format!(", {} shards", broker.shards));
+        let shards = self.broker.as_ref().map(shards_text);
         line(
             &mut out,
             "cores",
@@ -136,6 +137,17 @@ impl Banner {
 fn line(out: &mut String, what: &str, text: &str) {
     // Writing to a string cannot fail.
     let _ = writeln!(out, "{what:<13} {text}");
+}
+
+fn shards_text(broker: &BrokerLines) -> String {
+    let (shards, asked) = (broker.shards, broker.shards_asked);
+    match broker.shards_had {
+        Some(had) if had < shards => format!(", {shards} shards ({had} before)"),
+        _ if asked < shards => {
+            format!(", {shards} shards ({asked} asked for; a store keeps its own)")
+        }
+        _ => format!(", {shards} shards"),
+    }
 }
 
 fn broker_text(broker: &BrokerLines, out: &mut String) {
@@ -214,6 +226,8 @@ mod tests {
                 advertised_origin: "detected: default route".into(),
                 name_servers: "127.0.0.1:9876".into(),
                 shards: 2,
+                shards_had: Some(2),
+                shards_asked: 2,
                 flush: "ASYNC_FLUSH".into(),
                 direct: true,
                 memlock: true,
@@ -275,6 +289,26 @@ mod tests {
             "none, defaults",
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_store_with_another_number_of_shards_says_so() {
+        let mut banner = banner();
+        for (had, asked, words) in [
+            (None, 2, ", 2 shards\n"),
+            (Some(2), 2, ", 2 shards\n"),
+            (Some(1), 2, ", 2 shards (1 before)\n"),
+            (
+                Some(2),
+                1,
+                ", 2 shards (1 asked for; a store keeps its own)\n",
+            ),
+        ] {
+            let broker = banner.broker.as_mut().unwrap();
+            (broker.shards_had, broker.shards_asked) = (had, asked);
+            let text = banner.text();
+            assert!(text.contains(words), "{had:?} {asked}: {text}");
         }
     }
 

@@ -33,6 +33,8 @@ const RUN_LOG_BYTES: u64 = 128 << 20;
 pub struct OpenStore {
     /// Identity.
     pub identity: StoreIdentity,
+    /// Shards the store had before, when it is not new.
+    pub had_shards: Option<u16>,
     /// Shards by number.
     pub shards: Vec<Recovered<RealStorage>>,
     /// The files.
@@ -113,16 +115,9 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
     let lock = super::store::lock(&root)?;
     let wanted = u16::try_from(config.shards).unwrap_or(1).max(1);
     let segment_bytes = config.segment_bytes.0;
-    let (identity, existed) = StoreIdentity::load_or_new(&root, wanted, segment_bytes)?;
-    if identity.shards > wanted {
-        let (has, asked) = (identity.shards, wanted);
-        tracing::warn!(
-            has,
-            asked,
-            "the store has more shards than asked for; it keeps them"
-        );
-    }
-    if existed && identity.segment_bytes != segment_bytes {
+    let (identity, had_shards) = StoreIdentity::load_or_new(&root, wanted, segment_bytes)?;
+    say_shards(had_shards, wanted);
+    if had_shards.is_some() && identity.segment_bytes != segment_bytes {
         let (has, asked) = (identity.segment_bytes, segment_bytes);
         tracing::warn!(
             has,
@@ -146,12 +141,30 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
     let shards = job.run_all()?;
     Ok(OpenStore {
         identity,
+        had_shards,
         shards,
         storage,
         root,
         buffer_dir,
         lock,
     })
+}
+
+/// Says when a store has another number of shards than before, or than was asked for.
+fn say_shards(had: Option<u16>, asked: u16) {
+    match had {
+        Some(had) if had < asked => tracing::info!(
+            had,
+            now = asked,
+            "the store gets more shards and keeps them; queues stay where they are, new ones spread"
+        ),
+        Some(has) if has > asked => tracing::warn!(
+            has,
+            asked,
+            "the store has more shards than asked for; it keeps them"
+        ),
+        _ => {}
+    }
 }
 
 struct RecoveryJob<'a> {

@@ -464,6 +464,14 @@ pub enum CoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Two parts of the process want the same port.
+    #[error("{first} and {second} are the same; change one of the two settings")]
+    OwnPorts {
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
     /// Something else of the machine.
     #[error("{what}: {source}")]
     Machine {

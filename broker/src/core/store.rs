@@ -44,12 +44,12 @@ impl StoreIdentity {
             .to_be_bytes()
     }
 
-    /// Reads the identity, or makes one for a new store.
+    /// Reads the identity, or makes one for a new store; with the number of shards the store had.
     pub fn load_or_new(
         root: &Path,
         shards: u16,
         segment_bytes: u64,
-    ) -> Result<(Self, bool), CoreError> {
+    ) -> Result<(Self, Option<u16>), CoreError> {
         let dir = root.join("config");
         let loaded = settings::load(&dir, STORE_FILE);
         let loaded = loaded.map_err(|error| CoreError::Other(error.to_string()))?;
@@ -57,10 +57,9 @@ impl StoreIdentity {
             let mut found: Self = serde_json::from_slice(&loaded.bytes).map_err(|error| {
                 CoreError::Other(format!("{}: {error}", dir.join(STORE_FILE).display()))
             })?;
-            if found.shards < shards {
-                found.shards = shards;
-            }
-            return Ok((found, true));
+            let had = found.shards;
+            found.shards = had.max(shards);
+            return Ok((found, Some(had)));
         }
         let id = random_id().map_err(|source| CoreError::Machine {
             what: "reading /dev/urandom".to_owned(),
@@ -74,7 +73,7 @@ impl StoreIdentity {
             clean: true,
             buffer_dir: None,
         };
-        Ok((fresh, false))
+        Ok((fresh, None))
     }
 
     /// Saves the identity.

@@ -22,7 +22,8 @@ use super::messages::{Change, MeshMessage};
 use super::metrics::Metrics;
 use super::namesrv_task::{KV_FILE, NameServerTask};
 use super::outside::{
-    both_families, broker_addresses, check_free, dial_advertised, start_exporter, start_health,
+    broker_addresses, check_own_ports, dial_advertised, namesrv_addresses, start_exporter,
+    start_health,
 };
 use super::registrar::{Identity, Registrar};
 use super::resolver;
@@ -84,13 +85,7 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     let health = Arc::new(Health::default());
     health.set_phase(Phase::Recovering);
     let metrics = Arc::new(Metrics::new(&plan.config, health.clone()));
-    // Before a store is made, or one is recovered for minutes.
-    if plan.broker {
-        broker_addresses(&plan.config)?;
-    }
-    if let Some(plan) = &plan.namesrv {
-        namesrv_addresses(plan)?;
-    }
+    check_first(&plan)?;
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
     let (store, signals) = if plan.broker {
@@ -143,6 +138,20 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
             "a core ended early, see the log".to_owned(),
         ))
     }
+}
+
+/// Refuses what can be known before a store is made, or one is recovered for minutes.
+fn check_first(plan: &RunPlan) -> Result<(), CoreError> {
+    check_own_ports(plan)?;
+    if plan.broker {
+        broker_addresses(&plan.config)?;
+        start::store_host(&plan.config)?;
+    }
+    if let Some(plan) = &plan.namesrv {
+        namesrv_addresses(plan)?;
+        saved_name_server(plan)?;
+    }
+    Ok(())
 }
 
 pub(super) fn machine(what: &str, source: std::io::Error) -> CoreError {
@@ -327,12 +336,16 @@ fn divide_store(
 ) -> Result<StoreParts, CoreError> {
     let OpenStore {
         mut identity,
+        had_shards,
         shards,
         storage,
         root,
         buffer_dir,
         lock,
     } = store;
+    // What may refuse the start comes before what it leaves behind.
+    let (control, effects) = control(config, &identity, &root, host, &shards)?;
+    let registrar = registrar(config)?;
     identity.epoch += 1;
     identity.clean = false;
     let last_dir = std::mem::replace(&mut identity.buffer_dir, buffer_dir.clone());
@@ -343,12 +356,11 @@ fn divide_store(
             let _ = std::fs::remove_file(super::store::buffer_path(&dir, &identity, number));
         }
     }
-    let (control, effects) = control(config, &identity, &root, host, &shards)?;
     let (changes, effects) = settle_first_effects(&root, effects)?;
-    let registrar = registrar(config)?;
     let log_dir = config.store_path_commit_log.as_path();
     let (log_port, why) = start::choose_log_port(config, &storage, log_dir);
-    let lines = broker_lines(plan, config, &identity, &why, buffer_dir.as_ref(), &root);
+    let mut lines = broker_lines(plan, config, &identity, &why, buffer_dir.as_ref(), &root);
+    lines.shards_had = had_shards.map(u64::from);
     let mut divided: Vec<Vec<Recovered<RealStorage>>> = (0..cores).map(|_| Vec::new()).collect();
     for (number, shard) in shards.into_iter().enumerate() {
         let core = homes.get(number).copied().unwrap_or(0);
@@ -453,24 +465,20 @@ fn name_server(
 ) -> Result<(NameServer, std::path::PathBuf, Vec<SocketAddr>), CoreError> {
     std::fs::create_dir_all(&plan.data)
         .map_err(|source| machine(&format!("creating {}", plan.data.display()), source))?;
-    let kv = match std::fs::read(plan.data.join(KV_FILE)) {
+    let server = saved_name_server(plan)?;
+    Ok((server, plan.data.clone(), namesrv_addresses(plan)?))
+}
+
+/// The name server as its files have it.
+fn saved_name_server(plan: &NamesrvPlan) -> Result<NameServer, CoreError> {
+    let path = plan.data.join(KV_FILE);
+    let kv = match std::fs::read(&path) {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(source) => return Err(machine("reading the name server's kvConfig.json", source)),
     };
-    let server = NameServer::new(plan.server_config(), kv.as_deref(), sys::wall_ms())
-        .map_err(|error| CoreError::Other(error.to_string()))?;
-    Ok((server, plan.data.clone(), namesrv_addresses(plan)?))
-}
-
-/// Addresses of the name server's listeners, which are free.
-fn namesrv_addresses(plan: &NamesrvPlan) -> Result<Vec<SocketAddr>, CoreError> {
-    let keys = &plan.config;
-    let addresses = keys.bind_address.resolve(keys.listen_port);
-    let addresses = addresses.map_err(|source| machine("resolving bindAddress", source))?;
-    let addresses: Vec<SocketAddr> = addresses.into_iter().map(both_families).collect();
-    check_free(&addresses, "listenPort (--namesrv-port)")?;
-    Ok(addresses)
+    NameServer::new(plan.server_config(), kv.as_deref(), sys::wall_ms())
+        .map_err(|error| CoreError::Other(format!("{}: {error}", path.display())))
 }
 
 fn broker_lines(
@@ -491,6 +499,8 @@ fn broker_lines(
         advertised_origin: origin.unwrap_or_default(),
         name_servers: crate::config::value::Value::text(&config.namesrv_addr),
         shards: u64::from(identity.shards),
+        shards_had: None,
+        shards_asked: config.shards,
         flush: config.flush_disk_type.to_string(),
         direct: plan.granted.direct,
         memlock: plan.granted.memlock,
