@@ -6,6 +6,7 @@
 
 pub mod buffers;
 pub mod control_files;
+pub mod progress;
 pub mod runs;
 mod show;
 pub mod walk;
@@ -26,6 +27,7 @@ use crate::core::store::{STORE_FILE, StoreIdentity};
 use crate::doctor::facts::DEFAULT_BUFFER_DIR;
 use crate::settings;
 use control_files::ControlReport;
+use progress::Progress;
 use shard::log::UNSYNCED_BYTES_MAX;
 use walk::{Filter, ShardReport};
 
@@ -140,7 +142,8 @@ pub fn run(args: &InspectArgs) -> ExitCode {
     };
     let default_dir = PathBuf::from(DEFAULT_BUFFER_DIR);
     let facts = StoreFacts::gather(&root, args.buffer_dir.as_ref().unwrap_or(&default_dir));
-    match walk::walk(&log_dir, &facts, &filter, each) {
+    let progress = Progress::told(progress::EVERY, complain);
+    match walk::walk(&log_dir, &facts, &filter, each, &progress) {
         Ok(shards) if shards.is_empty() => {
             complain(&format!(
                 "pinion: no segment of a commit log in {}",

@@ -14,8 +14,9 @@ use shard::mark;
 use wire::message::{MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordView, peek_len};
 
 use super::buffers::Found as FoundBuffer;
+use super::progress::Progress;
 use super::runs::RunChain;
-use super::window::{WINDOW_BYTES, Window};
+use super::window::Window;
 use super::{PROBLEMS_SHOWN_MAX, StoreFacts};
 
 /// Largest record that is believed; larger ones cannot have come in by a frame.
@@ -23,6 +24,10 @@ const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 /// Where a record keeps its own physical offset.
 const PHYSICAL_OFFSET_AT: usize = 28;
+
+/// Bytes that are searched for a record at once. Most of what is searched are zeros written ahead
+/// of the log, which are passed over by the whole.
+const SEARCH_BYTES: u64 = 64 << 10;
 
 /// Bytes of a record that are needed to recognise it.
 const RECOGNISE_BYTES: usize = PHYSICAL_OFFSET_AT + 8;
@@ -148,6 +153,7 @@ pub fn walk(
     facts: &StoreFacts,
     filter: &Filter,
     mut each: EachRecord<'_>,
+    progress: &Progress,
 ) -> io::Result<Vec<ShardReport>> {
     let mut shards: BTreeMap<u16, Vec<(u64, PathBuf, u64)>> = BTreeMap::new();
     for entry in std::fs::read_dir(dir)? {
@@ -164,13 +170,19 @@ pub fn walk(
                 .push((start, entry.path(), bytes));
         }
     }
+    let sizes = shards.values().flatten().map(|(_, _, bytes)| *bytes);
+    progress.begin(sizes.sum());
+    let mut before = 0;
     let mut reports = Vec::new();
     for (shard, mut files) in shards {
         files.sort();
         let mut walker = Walker::new(shard, facts, filter, &files)?;
         let last = files.len().saturating_sub(1);
         for (number, (start, path, bytes)) in files.into_iter().enumerate() {
-            walker.segment((start, &path, bytes), number == last, &mut each)?;
+            let buffer = facts.buffer(shard).and_then(FoundBuffer::ours);
+            let mut window = Window::open(&path, bytes, start, buffer, (progress, before))?;
+            before += bytes;
+            walker.segment(&mut window, (start, &path), number == last, &mut each)?;
         }
         reports.push(walker.finish());
     }
@@ -236,14 +248,13 @@ impl<'a> Walker<'a> {
 
     fn segment(
         &mut self,
-        (start, path, bytes): (u64, &Path, u64),
+        window: &mut Window<'_>,
+        (start, path): (u64, &Path),
         is_last: bool,
         each: &mut EachRecord<'_>,
     ) -> io::Result<()> {
+        let bytes = window.bytes;
         self.check_place(start, path, bytes, is_last);
-        let buffer = self.facts.buffer(self.report.shard);
-        let over = buffer.and_then(FoundBuffer::ours);
-        let mut window = Window::open(path, bytes, start, over)?;
         let mut segment = SegmentReport {
             path: path.to_owned(),
             start,
@@ -254,12 +265,12 @@ impl<'a> Walker<'a> {
         };
         let mut at = 0;
         while at < bytes {
-            match self.look(&mut window, start, at)? {
+            match self.look(window, start, at)? {
                 Found::Record(..) | Found::DamagedBody(..) if !self.goes_on(path, start, at) => {
                     break;
                 }
                 Found::Record(len) => {
-                    self.record(&mut window, &mut segment, at, len, each)?;
+                    self.record(window, &mut segment, at, len, each)?;
                     at += len;
                     segment.used = at;
                 }
@@ -273,7 +284,7 @@ impl<'a> Walker<'a> {
                     at = bytes;
                     segment.used = at;
                 }
-                Found::End(reason) => match self.behind(&mut window, path, start, at, reason)? {
+                Found::End(reason) => match self.behind(window, path, start, at, reason)? {
                     Some(next) => at = next,
                     None => break,
                 },
@@ -562,8 +573,14 @@ impl<'a> Walker<'a> {
     ) -> io::Result<Option<u64>> {
         let mut at = from;
         while at + RECOGNISE_BYTES as u64 <= window.bytes {
-            let bytes = window.get(at, WINDOW_BYTES as u64 / 2)?;
+            let bytes = window.get(at, SEARCH_BYTES)?;
+            let Some(zeros) = leading_zeros(bytes) else {
+                at += (bytes.len() - RECOGNISE_BYTES + 1) as u64;
+                continue;
+            };
+            // The zeros in front may be the first bytes of a record's length.
             let places = bytes.windows(RECOGNISE_BYTES).enumerate();
+            let places = places.skip(zeros.saturating_sub(size_of::<u32>()));
             let place =
                 places
                     .filter(|(_, head)| looks_like_record(head))
@@ -637,6 +654,15 @@ pub fn crc_of(bytes: &[u8]) -> u32 {
     let mut crc = flate2::Crc::new();
     crc.update(bytes);
     crc.sum()
+}
+
+/// How many zeros there are in front; `None` when there is nothing else.
+fn leading_zeros(bytes: &[u8]) -> Option<usize> {
+    const STEP: usize = 64;
+    let is_zero = |step: &[u8]| step.iter().fold(0, |all, byte| all | byte) == 0;
+    let whole = bytes.chunks(STEP).take_while(|step| is_zero(step)).count() * STEP;
+    let rest = bytes.get(whole..)?;
+    Some(whole + rest.iter().position(|byte| *byte != 0)?)
 }
 
 fn looks_like_record(head: &[u8]) -> bool {

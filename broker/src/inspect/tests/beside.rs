@@ -63,7 +63,14 @@ fn facts(store: &Store) -> StoreFacts {
 }
 
 fn one(store: &Store, facts: &StoreFacts) -> ShardReport {
-    let mut all = walk(&store.log(), facts, &Filter::default(), None).unwrap();
+    let mut all = walk(
+        &store.log(),
+        facts,
+        &Filter::default(),
+        None,
+        &Progress::default(),
+    )
+    .unwrap();
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
@@ -320,7 +327,14 @@ fn json_and_status_say_what_the_text_says() {
     change(path, at + len / 2, |bytes| bytes[0] ^= 1);
     assert_eq!(run(&args(false)), ExitCode::from(EXIT_FAILED));
     let facts = facts(&store);
-    let shards = walk(&store.log(), &facts, &Filter::default(), None).unwrap();
+    let shards = walk(
+        &store.log(),
+        &facts,
+        &Filter::default(),
+        None,
+        &Progress::default(),
+    )
+    .unwrap();
     let findings = Findings {
         root: store.dir.clone(),
         control: control_files::look(&store.dir.join("config")),

@@ -2,6 +2,7 @@
 
 mod beside;
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 
@@ -73,6 +74,7 @@ impl Store {
             &StoreFacts::default(),
             &Filter::default(),
             None,
+            &Progress::default(),
         )
         .unwrap()
     }
@@ -204,6 +206,47 @@ fn zeros_in_the_middle_are_a_gap_with_its_length() {
 }
 
 #[test]
+fn a_record_anywhere_behind_the_end_is_found_however_many_zeros_are_in_front() {
+    let store = Store::new("stray");
+    let bytes = 192 << 10;
+    let searched_at_once = 64 << 10;
+    let mut reach = vec![8, 1000, bytes - 2000];
+    reach.extend((0..40).map(|less| searched_at_once + 1 - less));
+    for at in reach {
+        let stray = record(0, at as u64, 0, 0);
+        let mut segment = vec![0; bytes];
+        segment[at..at + stray.len()].copy_from_slice(&stray);
+        store.write(0, 0, &segment);
+        let report = store.one();
+        let words = format!("at 0: {at} bytes that are no record (zeros)");
+        assert!(report.problems[0].contains(&words), "{:?}", report.problems);
+        assert_eq!(report.records, 1, "at {at}");
+    }
+}
+
+#[test]
+fn a_walk_that_takes_long_says_how_far_it_is_and_a_short_one_does_not() {
+    thread_local! {
+        static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+    let store = Store::new("progress");
+    store.fill(0, 200);
+    let (facts, filter) = (StoreFacts::default(), Filter::default());
+    let say = |line: &str| SAID.with_borrow_mut(|said| said.push(line.to_owned()));
+    for (every, lines) in [(std::time::Duration::ZERO, 7), (progress::EVERY, 0)] {
+        SAID.take();
+        let progress = Progress::told(every, say);
+        walk(&store.log(), &facts, &filter, None, &progress).unwrap();
+        let said = SAID.take();
+        assert_eq!(said.len(), lines, "{said:?}");
+        let expected = said
+            .get(1)
+            .is_none_or(|line| line.contains("of 448 KiB read (14 %)"));
+        assert!(expected, "{said:?}");
+    }
+}
+
+#[test]
 fn a_missing_segment_is_named() {
     let store = Store::new("missing");
     store.fill(0, 200);
@@ -256,7 +299,14 @@ fn filters_and_record_lines_work() {
         ..Filter::default()
     };
     assert!(
-        walk(&store.log(), &facts, &none, Some(&mut each)).unwrap()[0]
+        walk(
+            &store.log(),
+            &facts,
+            &none,
+            Some(&mut each),
+            &Progress::default()
+        )
+        .unwrap()[0]
             .queues
             .is_empty()
     );
@@ -264,12 +314,23 @@ fn filters_and_record_lines_work() {
         shard: Some(0),
         topic: Some("orders".into()),
     };
-    walk(&store.log(), &facts, &all, Some(&mut each)).unwrap();
+    walk(
+        &store.log(),
+        &facts,
+        &all,
+        Some(&mut each),
+        &Progress::default(),
+    )
+    .unwrap();
     assert_eq!(lines.len(), 10);
     assert!(lines[0].contains("orders 0 offset 0 size"), "{}", lines[0]);
     let other = Filter {
         shard: Some(1),
         ..Filter::default()
     };
-    assert!(walk(&store.log(), &facts, &other, None).unwrap().is_empty());
+    assert!(
+        walk(&store.log(), &facts, &other, None, &Progress::default())
+            .unwrap()
+            .is_empty()
+    );
 }
