@@ -13,6 +13,7 @@ pub mod half;
 pub mod half_checks;
 pub mod half_ends;
 pub mod io;
+pub mod latency;
 pub mod log;
 pub mod maintain;
 pub mod mark;

@@ -19,6 +19,7 @@ use crate::address;
 use crate::error::Refusal;
 use crate::event::encode_end_mark;
 use crate::io::BLOCK_BYTES;
+use crate::latency::RecentLatency;
 use crate::mark::{self, MARK_BYTES_MAX, MARK_EVERY_BYTES, Marks};
 use crate::memory::LockedRing;
 use crate::runtime::{Driver, FileId, Now, RingId, RingWrite};
@@ -138,6 +139,7 @@ pub struct Log {
     /// Why the next segment could not be prepared.
     pub(crate) prepare_error: Option<String>,
     flush_groups: u64,
+    write_times: RecentLatency,
     segments_opened: u64,
 }
 
@@ -176,6 +178,7 @@ impl Log {
             poison: None,
             prepare_error: None,
             flush_groups: 0,
+            write_times: RecentLatency::default(),
             segments_opened: 0,
         };
         log.ring.header().set_base(block_down(tail));
@@ -244,12 +247,39 @@ impl Log {
         self.flush_groups
     }
 
-    /// Age of the oldest group in flight, in microseconds.
+    /// Times of the last seconds' group writes, with the flush where acknowledgements wait for it.
+    #[must_use]
+    pub fn write_times(&self) -> &RecentLatency {
+        &self.write_times
+    }
+
+    /// Since when the oldest group write is on its way, or due and kept back because its segment is
+    /// still being filled with zeros; in monotonic microseconds.
+    #[must_use]
+    pub fn oldest_write_since_us(&self) -> Option<u64> {
+        if self.poison.is_some() {
+            return None;
+        }
+        let kept_back = self.tail > self.submitted && self.in_flight.is_empty();
+        let kept_back = kept_back.then(|| self.pending_since_us + LINGER_US);
+        let oldest = self.in_flight.front().map(|group| group.submitted_us);
+        oldest.or(kept_back)
+    }
+
+    /// Since when a device flush that no acknowledgement waits for is on its way.
+    #[must_use]
+    pub fn oldest_flush_since_us(&self) -> Option<u64> {
+        let round = self.flush_round.as_ref();
+        round
+            .filter(|_| self.poison.is_none())
+            .map(|round| round.started_us)
+    }
+
+    /// Age of the oldest group or flush in flight, in microseconds.
     #[must_use]
     pub fn oldest_in_flight_us(&self, now: Now) -> u64 {
-        let write = self.in_flight.front().map(|group| group.submitted_us);
-        let flush = self.flush_round.as_ref().map(|round| round.started_us);
-        let oldest = write.into_iter().chain(flush).min();
+        let write = self.oldest_write_since_us().into_iter();
+        let oldest = write.chain(self.oldest_flush_since_us()).min();
         oldest.map_or(0, |since| now.monotonic_us.saturating_sub(since))
     }
 
@@ -646,7 +676,7 @@ impl Log {
     }
 
     /// Takes the completion of a group write.
-    pub fn on_written(&mut self, token: u64, result: io::Result<()>) {
+    pub fn on_written(&mut self, now: Now, token: u64, result: io::Result<()>) {
         if self.poison.is_some() {
             return;
         }
@@ -658,6 +688,8 @@ impl Log {
         }
         if let Some(group) = self.in_flight.iter_mut().find(|group| group.token == token) {
             group.done = true;
+            let took_us = now.monotonic_us.saturating_sub(group.submitted_us);
+            self.write_times.record(now.monotonic_us, took_us);
         }
         while self.in_flight.front().is_some_and(|group| group.done) {
             if let Some(group) = self.in_flight.pop_front() {

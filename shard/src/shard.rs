@@ -687,7 +687,7 @@ impl Shard {
         let number = token & ((1 << TOKEN_KIND_SHIFT) - 1);
         let kind = (token >> TOKEN_KIND_SHIFT) as u8;
         match completion {
-            Completion::Written { result, .. } => self.log.on_written(number, result),
+            Completion::Written { result, .. } => self.log.on_written(now, number, result),
             Completion::Flushed { result, .. } => self.log.on_flushed(result),
             Completion::ColdRead { slot, result, .. } => {
                 self.on_window(driver, number, slot, result);

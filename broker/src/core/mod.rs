@@ -13,7 +13,6 @@ pub mod frames;
 pub mod gather;
 pub mod held;
 pub mod jobs;
-pub mod latency;
 pub mod messages;
 pub mod metrics;
 pub mod namesrv_task;

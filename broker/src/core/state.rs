@@ -62,7 +62,7 @@ pub struct LocalShard {
     /// Sends waiting for room in its buffer.
     pub held: super::held::HeldSends,
     /// Append-to-answer times of this shard.
-    pub latency: super::latency::Latency,
+    pub latency: shard::latency::Latency,
 }
 
 /// Settings of the data path that cost too much to look up per request.

@@ -665,7 +665,7 @@ fn open_shard(
         shard,
         replies: super::replies::WaitingReplies::default(),
         held: super::held::HeldSends::default(),
-        latency: super::latency::Latency::default(),
+        latency: shard::latency::Latency::default(),
     })
 }
 
