@@ -6,6 +6,7 @@
 
 pub mod audit;
 pub mod client;
+pub mod cluster;
 pub mod disk;
 pub mod frame;
 pub mod java;

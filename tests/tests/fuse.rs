@@ -4,69 +4,19 @@
 //! Invariant: with the settings out of the box a broker that does not answer is without write
 //! permission in routes within three seconds, and has it again after the minute and its health.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tests::client::Client;
-use tests::process::{BrokerProcess, eventually, local, program};
+use tests::cluster::Cluster;
+use tests::process::eventually;
 use tests::turn;
 
 const TOPIC: &str = "fused";
 
-struct Cluster {
-    namesrv: BrokerProcess,
-    brokers: Vec<BrokerProcess>,
-}
-
-fn cluster(name: &str, size: usize) -> Cluster {
-    let mut namesrv = BrokerProcess::new(&format!("{name}-namesrv"));
-    namesrv.start_namesrv();
-    let brokers = (0..size).map(|number| {
-        let mut broker = BrokerProcess::new(&format!("{name}-{number}"));
-        broker.set("pinion.shards", "1");
-        broker.launch_broker(&format!("broker-{number}"), namesrv.namesrv_port);
-        broker.wait_ready();
-        broker.client().create_topic(TOPIC, 4).expect("topic");
-        broker
-    });
-    let brokers = brokers.collect();
-    Cluster { namesrv, brokers }
-}
-
-impl Cluster {
-    /// Brokers whose queues of the topic may be written, by number.
-    fn writable(&self) -> Vec<bool> {
-        let address = local(self.namesrv.namesrv_port);
-        let route = Client::connect(address).expect("name server").route(TOPIC);
-        let route = route.expect("route").unwrap_or_default();
-        let queues = route.split("\"queueDatas\":").nth(1).unwrap_or_default();
-        let has = |number: usize| {
-            let name = format!("\"broker-{number}\"");
-            let data = queues.split('{').find(|data| data.contains(&name));
-            data.is_some_and(|data| data.contains("\"perm\":6"))
-        };
-        (0..self.brokers.len()).map(has).collect()
-    }
-
-    fn said_by_the_tool(&self) -> String {
-        let address = format!("127.0.0.1:{}", self.namesrv.namesrv_port);
-        let output = Command::new(program())
-            .args(["fuse", "-n", &address])
-            .output();
-        let output = output.expect("pinion fuse");
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-}
-
 #[test]
 fn a_stopped_broker_of_four_leaves_the_write_path_within_three_seconds_and_comes_back() {
     let _turn = turn();
-    let cluster = cluster("fuse-four", 4);
-    eventually("all writable", Duration::from_secs(20), || {
-        cluster.writable() == [true; 4]
-    });
+    let cluster = Cluster::start("fuse-four", TOPIC, 4, |_, _| {});
     thread::sleep(Duration::from_secs(3));
     assert_eq!(cluster.writable(), [true; 4], "health trips nothing");
     cluster.brokers[2].signal("STOP");
@@ -75,7 +25,7 @@ fn a_stopped_broker_of_four_leaves_the_write_path_within_three_seconds_and_comes
         cluster.writable() == [true, true, false, true]
     });
     println!("isolated after {:?}", stopped.elapsed());
-    let said = cluster.said_by_the_tool();
+    let said = cluster.fuse_of_namesrv();
     assert!(said.contains("broker-2  open"), "{said}");
     assert!(
         said.contains("why: append not answered in 900 ms"),
@@ -94,11 +44,11 @@ fn a_stopped_broker_of_four_leaves_the_write_path_within_three_seconds_and_comes
 #[test]
 fn of_two_brokers_none_is_isolated() {
     let _turn = turn();
-    let cluster = cluster("fuse-two", 2);
+    let cluster = Cluster::start("fuse-two", TOPIC, 2, |_, _| {});
     cluster.brokers[1].signal("STOP");
     thread::sleep(Duration::from_secs(4));
     assert_eq!(cluster.writable(), [true; 2]);
-    let said = cluster.said_by_the_tool();
+    let said = cluster.fuse_of_namesrv();
     assert!(said.contains("fewer than four brokers"), "{said}");
     cluster.brokers[1].signal("CONT");
 }
