@@ -50,6 +50,7 @@ impl State {
         };
         task.server
             .handle(self.now.wall_ms, connection, origin.peer, header, body, out);
+        task.server.observe_reports(self.now.monotonic_us / 1000);
         self.save_name_server_files();
     }
 

@@ -123,7 +123,8 @@ impl NameServer {
                         .with("masterAddr", ExtText::Text(registered.master_address));
                 }
                 let (cluster, name) = (&registration.cluster_name, &registration.broker_name);
-                Ok(self.with_offers(answer, &request.ext, cluster, name))
+                self.take_report(now_ms, &request.ext, name, registration.broker_id);
+                Ok(self.with_offers(now_ms, answer, &request.ext, cluster, name))
             }
             Err(error) => {
                 self.tell_refusal(now_ms, peer, &registration.broker_name, &error);
@@ -187,22 +188,27 @@ impl NameServer {
         self.table
             .seen(now_ms, &header.cluster_name, &header.broker_addr);
         let (cluster, name) = (&header.cluster_name, &header.broker_name);
-        Ok(self.with_offers(Answer::success(), ext, cluster, name))
+        self.take_report(now_ms, ext, name, header.broker_id.unwrap_or_default());
+        Ok(self.with_offers(now_ms, Answer::success(), ext, cluster, name))
     }
 
     /// Adds what the asking broker lacks. The field itself, even without content, tells the broker
     /// that this name server knows offers.
     fn with_offers(
         &mut self,
+        now_ms: i64,
         answer: Answer,
         ext: &Ext<'_>,
         cluster_name: &str,
         broker_name: &str,
     ) -> Answer {
         let asks = matches!(ext.bool(offer::ASK_FIELD), Ok(Some(true)));
-        if !asks && ext.get(offer::TABLE_FIELD).is_none() {
+        let is_ours = asks || ext.get(offer::TABLE_FIELD).is_some();
+        if !is_ours && ext.get(offer::DISK_FIELD).is_none() {
             return answer;
         }
+        let peers = self.peers_of(now_ms, cluster_name, broker_name);
+        let answer = answer.with(offer::PEERS_FIELD, ExtText::Number(peers));
         let mut text = String::new();
         if asks {
             // Changes may come one upon another; only what was begun is carried on with them.

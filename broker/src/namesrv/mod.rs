@@ -14,6 +14,7 @@ mod routes;
 mod tests;
 pub mod watch;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use thiserror::Error;
@@ -32,6 +33,7 @@ pub use routes::{
 
 use crate::fuse::Fuse;
 use kv::KvStore;
+use offer::DiskReport;
 
 /// Room left in a reply frame for its header.
 const REPLY_HEADER_BYTES_MAX: usize = 64 * 1024;
@@ -118,6 +120,11 @@ pub struct NameServer {
     refusals: u64,
     refusal_said_ms: i64,
     fuse: Fuse,
+    fuse_transitions: u64,
+    /// Reports of disks since the last [`Self::observe_reports`].
+    reports: Vec<(String, DiskReport)>,
+    /// Waits for disks that were reported of late, by broker: when, and how long.
+    disk_waits: BTreeMap<String, (i64, u64)>,
 }
 
 impl NameServer {
@@ -138,6 +145,9 @@ impl NameServer {
             refusals: 0,
             refusal_said_ms: i64::MIN,
             fuse: Fuse::default(),
+            fuse_transitions: 0,
+            reports: Vec::new(),
+            disk_waits: BTreeMap::new(),
         })
     }
 

@@ -1,5 +1,5 @@
 //! Owns the private words between this name server and brokers of this program: what a broker says
-//! of its automatically created topics, and which such topics a name server offers it.
+//! of its disks and of its automatically created topics, and what a name server tells it.
 //!
 //! All of it rides on requests every name server knows, in header fields and a topic attribute that
 //! others ignore:
@@ -11,6 +11,8 @@
 //! | 103 body, topic | [`CREATED_ATTRIBUTE`] | when a send created the topic, in milliseconds |
 //! | 103 and 904 header | [`ASK_FIELD`] | `true`: the broker would create what it lacks |
 //! | answer to those | [`OFFER_FIELD`] | topics it lacks; an empty text says there are none |
+//! | 103 and 904 header | [`DISK_FIELD`] | how long its oldest log write waits, and which shard's |
+//! | answer to those | [`PEERS_FIELD`] | how many other masters of its cluster take messages |
 //!
 //! Invariant: an offer is never longer than [`OFFER_TOPICS_MAX`] topics and about
 //! [`OFFER_BYTES_MAX`] bytes, and a part of it that cannot be read is left out alone.
@@ -27,6 +29,10 @@ pub const GONE_FIELD: &str = "pinionGone";
 pub const ASK_FIELD: &str = "pinionAsk";
 /// Header field of an answer that holds offers.
 pub const OFFER_FIELD: &str = "pinionOffer";
+/// Header field of a broker that tells of its disks.
+pub const DISK_FIELD: &str = "pinionDisk";
+/// Header field of an answer that counts other brokers.
+pub const PEERS_FIELD: &str = "pinionPeers";
 /// Topic attribute, in registrations only: when a send created the topic.
 pub const CREATED_ATTRIBUTE: &str = "pinion.created";
 
@@ -79,6 +85,31 @@ impl Offer {
     }
 }
 
+/// What a broker tells of its disks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskReport {
+    /// How long the oldest log write waits on a disk that hangs, in milliseconds; 0 without one.
+    pub waits_ms: u64,
+    /// Its shard.
+    pub shard: u16,
+}
+
+impl DiskReport {
+    /// The text of [`DISK_FIELD`].
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{} {}", self.waits_ms, self.shard)
+    }
+
+    /// Reads that text; what a later version adds is passed over.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (waits_ms, shard) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(Self { waits_ms, shard })
+    }
+}
+
 /// The offers of an answer, at most [`OFFER_TOPICS_MAX`].
 pub fn read_offers(text: &str) -> impl Iterator<Item = Offer> + '_ {
     text.split(',')
@@ -89,6 +120,19 @@ pub fn read_offers(text: &str) -> impl Iterator<Item = Offer> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reports_of_disks_are_read_as_written() {
+        let report = DiskReport {
+            waits_ms: 412,
+            shard: 3,
+        };
+        assert_eq!(DiskReport::read(&report.text()), Some(report));
+        assert_eq!(DiskReport::read("412 3 more"), Some(report));
+        for damaged in ["", "412", "-1 3", "412 70000", "x 3"] {
+            assert_eq!(DiskReport::read(damaged), None, "{damaged}");
+        }
+    }
 
     #[test]
     fn offers_are_read_as_written_and_damaged_ones_left_out() {

@@ -7,9 +7,20 @@
 use std::net::SocketAddr;
 
 use serde_json::json;
+use wire::header::Ext;
 
-use super::{Answer, MASTER_ID, NameServer};
+use super::offer::{DISK_FIELD, DiskReport};
+use super::{Answer, BROKERS_MAX, MASTER_ID, NameServer};
 use crate::fuse::{Fuse, FuseLimits, MemberView, Phase, Sample, Source, Transition};
+
+/// For how long a reported wait for a disk counts in comparisons, in milliseconds: a few reports.
+const OF_LATE_MS: i64 = 2_000;
+/// How many times longer a broker's disk hangs than that of another that is better off.
+const BETTER_FACTOR: u64 = 3;
+
+fn is_of_late(now_ms: i64, at_ms: i64) -> bool {
+    (0..OF_LATE_MS).contains(&(now_ms - at_ms))
+}
 
 /// A broker to be probed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,10 +77,60 @@ impl NameServer {
             .observe(now_ms, broker_name, Source::Probe, sample);
     }
 
+    /// Keeps what a master says of its disks until the caller names the time.
+    pub(super) fn take_report(
+        &mut self,
+        now_ms: i64,
+        ext: &Ext<'_>,
+        broker_name: &str,
+        broker_id: i64,
+    ) {
+        let report = ext.str(DISK_FIELD);
+        if let Some(report) = report.as_deref().and_then(DiskReport::read)
+            && broker_id == MASTER_ID
+            && self.reports.len() < BROKERS_MAX
+        {
+            self.reports.push((broker_name.to_owned(), report));
+            self.note_disk_wait(now_ms, broker_name, report.waits_ms);
+        }
+    }
+
+    /// Keeps the longest wait of late, so that a disk whose every write is slow counts as slow in
+    /// between, too.
+    fn note_disk_wait(&mut self, now_ms: i64, broker_name: &str, waits_ms: u64) {
+        if waits_ms > self.disk_wait_of(now_ms, broker_name) {
+            self.disk_waits
+                .insert(broker_name.to_owned(), (now_ms, waits_ms));
+            let waits = &mut self.disk_waits;
+            waits.retain(|_, (at_ms, _)| is_of_late(now_ms, *at_ms));
+        }
+    }
+
+    fn disk_wait_of(&self, now_ms: i64, broker_name: &str) -> u64 {
+        let noted = self.disk_waits.get(broker_name);
+        let noted = noted.filter(|(at_ms, _)| is_of_late(now_ms, *at_ms));
+        noted.map_or(0, |(_, waits_ms)| *waits_ms)
+    }
+
+    /// Takes the reports that came since the last call. A disk that hangs is decided upon at once.
+    pub fn observe_reports(&mut self, now_ms: u64) {
+        let mut is_bad = false;
+        for (broker_name, report) in std::mem::take(&mut self.reports) {
+            is_bad |= report.waits_ms > self.fuse.limits().slow_ms;
+            let sample = Sample::Took(report.waits_ms.saturating_mul(1_000));
+            self.fuse
+                .observe(now_ms, &broker_name, Source::Report, sample);
+        }
+        if is_bad {
+            self.watch(now_ms);
+        }
+    }
+
     /// Decides who is isolated from now on and logs each change.
     pub fn watch(&mut self, now_ms: u64) {
         self.fuse.decide(now_ms);
         let changes = self.fuse.take_transitions();
+        self.fuse_transitions += changes.len() as u64;
         for (broker, change) in &changes {
             log(broker, change);
         }
@@ -93,9 +154,30 @@ impl NameServer {
         Answer::body(state.to_string().into_bytes())
     }
 
-    /// The fuse, for metrics.
-    pub fn fuse(&self) -> &Fuse {
-        &self.fuse
+    /// Brokers isolated now, and changes of the fuse's mind since the start.
+    #[must_use]
+    pub fn fuse_figures(&self) -> (u64, u64) {
+        let isolated = self.fuse.isolated().count() as u64;
+        (isolated, self.fuse_transitions)
+    }
+
+    /// Masters of a cluster besides one broker that could take its messages: not isolated, and
+    /// their disks do not hang about as long as its own. Where all are slow alike, nobody has
+    /// others.
+    pub(super) fn peers_of(&self, now_ms: i64, cluster_name: &str, broker_name: &str) -> i64 {
+        let own_ms = self.disk_wait_of(now_ms, broker_name);
+        let is_better = |name: &str| match self.disk_wait_of(now_ms, name) {
+            0 => true,
+            waits_ms => waits_ms.saturating_mul(BETTER_FACTOR) < own_ms,
+        };
+        let peers = self.table.groups().filter(|(name, group)| {
+            *name != broker_name
+                && group.cluster_name == cluster_name
+                && group.addresses.contains_key(&MASTER_ID)
+                && !self.table.isolated().contains(*name)
+                && is_better(name)
+        });
+        peers.count() as i64
     }
 }
 

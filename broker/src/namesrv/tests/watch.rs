@@ -4,6 +4,7 @@ use wire::codes::private;
 
 use super::*;
 use crate::fuse::Sample;
+use crate::namesrv::offer;
 
 const BROKERS: [(&str, &str); 4] = [
     ("broker-a", "10.0.0.1:10911"),
@@ -135,4 +136,131 @@ fn the_state_names_broker_reason_and_history() {
     assert_eq!(member["reason"], "append answered code 14: disk");
     assert_eq!(member["history"][0]["state"], "open");
     assert_eq!(member["untilMs"], 61_600);
+}
+
+/// A sign of life with what the broker says of its disks.
+fn report(peer: &mut Peer, broker: &Broker, id: &str, disk: &str) -> Got {
+    let ext = [
+        ("clusterName", "DefaultCluster"),
+        ("brokerAddr", broker.address),
+        ("brokerName", broker.name),
+        ("brokerId", id),
+        (offer::DISK_FIELD, disk),
+    ];
+    let code = request::BROKER_HEARTBEAT;
+    peer.call_as(broker.connection, NEW, code, &ext, &[])
+}
+
+/// One round of reports: the two named ones wait so long, the others not at all.
+fn report_all(peer: &mut Peer, now_ms: u64, waits_ms: &[(&str, u64)]) {
+    for (at, (name, address)) in BROKERS.into_iter().enumerate() {
+        let broker = Broker::master(name, address, at as u64 + 1);
+        let waits = waits_ms.iter().find(|(sick, _)| *sick == name);
+        let disk = format!("{} 0", waits.map_or(0, |(_, ms)| *ms));
+        assert_eq!(report(peer, &broker, "0", &disk).code, 0);
+    }
+    peer.server.observe_reports(now_ms);
+}
+
+#[test]
+fn reports_of_a_hanging_disk_isolate_its_broker_without_a_probe() {
+    let mut peer = cluster(NameServerConfig::default());
+    assert_eq!(peer.server.probe_targets().len(), 4);
+    for round in 0..4 {
+        assert_eq!(permissions(&mut peer, "T"), [6; 4], "round {round}");
+        let waits_ms = 500 + round * 300;
+        report_all(&mut peer, 1_000 + round * 300, &[("broker-b", waits_ms)]);
+    }
+    assert_eq!(permissions(&mut peer, "T"), [6, 4, 6, 6]);
+    assert_eq!(peer.server.fuse_figures(), (1, 1));
+    let got = peer.call(private::FUSE_STATE, &[]);
+    let state: Value = serde_json::from_str(&got.body).unwrap();
+    let reason = &state["members"][1]["reason"];
+    assert_eq!(reason, "disk write waits 1400 ms, bound 500 ms");
+}
+
+#[test]
+fn a_disk_that_works_in_between_and_a_replicas_disk_isolate_nobody() {
+    let mut peer = cluster(NameServerConfig::default());
+    peer.server.probe_targets();
+    for round in 0..20 {
+        let waits_ms = if round % 3 == 2 { 0 } else { 900 };
+        report_all(&mut peer, 1_000 + round * 300, &[("broker-b", waits_ms)]);
+        let replica = Broker::master("broker-c", "10.0.0.9:10911", 9);
+        report(&mut peer, &replica, "1", "30000 0");
+        peer.server.observe_reports(1_000 + round * 300);
+    }
+    assert_eq!(permissions(&mut peer, "T"), [6; 4]);
+}
+
+#[test]
+fn name_servers_decide_the_same_by_the_same_reports_whenever_these_come() {
+    let mut isolated = Vec::new();
+    for late_ms in [0, 170] {
+        let mut peer = cluster(NameServerConfig::default());
+        peer.server.probe_targets();
+        for round in 0..5 {
+            let sick = [
+                ("broker-a", 600 + round * 300),
+                ("broker-d", 600 + round * 300),
+            ];
+            report_all(&mut peer, 1_000 + late_ms + round * 300, &sick);
+        }
+        isolated.push(permissions(&mut peer, "T"));
+    }
+    assert_eq!(isolated, [[4, 6, 6, 6], [4, 6, 6, 6]], "one of four may go");
+}
+
+#[test]
+fn brokers_of_this_program_hear_how_many_others_take_messages() {
+    let mut peer = Peer::new(NameServerConfig::default());
+    let peers = |got: &Got| got.ext.get(offer::PEERS_FIELD).cloned();
+    assert_eq!(
+        peers(&peer.register(&a(), 1, &[("T", 6)])),
+        None,
+        "Apache's"
+    );
+    assert_eq!(
+        peers(&report(&mut peer, &a(), "0", "0 0")),
+        Some("0".to_owned())
+    );
+    peer.register(&b(), 1, &[("T", 6)]);
+    let elsewhere = [("clusterName", "Elsewhere")];
+    let mut other = Broker::master("broker-x", "10.0.0.8:10911", 8);
+    other.extra.extend(elsewhere);
+    peer.register(&other, 1, &[("T", 6)]);
+    let mut replica = Broker::master("broker-y", "10.0.0.9:10911", 9);
+    replica.id = "1";
+    peer.register(&replica, 1, &[("T", 6)]);
+    assert_eq!(
+        peers(&report(&mut peer, &a(), "0", "0 0")),
+        Some("1".to_owned())
+    );
+}
+
+#[test]
+fn a_broker_whose_disk_hangs_as_long_is_no_other_to_send_to() {
+    let mut peer = Peer::new(NameServerConfig::default());
+    peer.register(&a(), 1, &[("T", 6)]);
+    peer.register(&b(), 1, &[("T", 6)]);
+    let mut peers_at = |now_ms: i64, broker: &Broker, disk: &str| {
+        peer.now_ms = now_ms;
+        let got = report(&mut peer, broker, "0", disk);
+        got.ext.get(offer::PEERS_FIELD).cloned().unwrap_or_default()
+    };
+    let now_ms = 1_000_000;
+    assert_eq!(peers_at(now_ms, &a(), "250 0"), "1", "b is well");
+    assert_eq!(peers_at(now_ms + 10, &b(), "250 0"), "0", "a is not");
+    assert_eq!(
+        peers_at(now_ms + 300, &a(), "0 0"),
+        "0",
+        "b was slow of late"
+    );
+    assert_eq!(
+        peers_at(now_ms + 320, &a(), "900 0"),
+        "1",
+        "b is better off"
+    );
+    assert_eq!(peers_at(now_ms + 330, &b(), "300 0"), "0", "a is worse off");
+    assert_eq!(peers_at(now_ms + 2_500, &a(), "0 0"), "1", "that is over");
 }
