@@ -26,6 +26,19 @@ pub enum Refusal {
         /// Age of the oldest unwritten group in milliseconds.
         oldest_ms: u64,
     },
+    /// The disk hangs, and other brokers of the cluster take messages.
+    #[error(
+        "disk hangs: the oldest log write of shard {shard} waits {age_ms} ms, limit {limit_ms} ms \
+         (pinion.fuseShardMs); try another broker"
+    )]
+    DiskHangs {
+        /// Shard.
+        shard: u16,
+        /// Age of the oldest write or flush in milliseconds.
+        age_ms: u64,
+        /// Limit in milliseconds.
+        limit_ms: u64,
+    },
     /// The queue index of recent messages is not written yet.
     #[error("disk behind: shard {shard} holds {held} queue units not yet written, bound {bound}")]
     UnitsFull {

@@ -47,7 +47,8 @@ pub enum Command {
     /// Answer sends and store nothing: what the benchmark measures its ceiling against
     #[command(hide = true)]
     Null(NullArgs),
-    /// Show the fuse of a name server: which brokers are out of the write path, until when, why
+    /// Show the fuse of a name server (which brokers are out of the write path, until when, why)
+    /// or of a broker (which of its disks hang)
     Fuse(FuseArgs),
 }
 
@@ -218,6 +219,9 @@ pub struct FuseArgs {
     #[arg(short, long = "namesrv", value_name = "HOST:PORT")]
     #[arg(default_value = "127.0.0.1:9876")]
     pub namesrv: String,
+    /// Broker to ask instead
+    #[arg(short, long = "broker", value_name = "HOST:PORT")]
+    pub broker: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

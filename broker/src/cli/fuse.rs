@@ -1,7 +1,6 @@
-//! `pinion fuse`: asks a name server for the state of its fuse and prints it.
+//! `pinion fuse`: asks a name server or a broker for the state of its fuse and prints it.
 //!
-//! Invariant: it only asks; a name server that knows no fuse is told apart from one that cannot be
-//! reached.
+//! Invariant: it only asks; one that knows no fuse is told apart from one that cannot be reached.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -17,18 +16,18 @@ use wire::header::{decode, encode_request};
 use super::args::FuseArgs;
 use super::{EXIT_FAILED, complain, say};
 
-/// Longest wait for the name server.
+/// Longest wait for the answer.
 const WAIT: Duration = Duration::from_secs(3);
 /// Transitions shown of each broker.
 const SHOWN_MAX: usize = 5;
 
 #[derive(Error, Debug)]
 enum FuseError {
-    #[error("name server {address}: {source}; is it running, and is the address right (-n)?")]
+    #[error("{address}: {source}; is it running, and is the address right (-n or -b)?")]
     Reach { address: String, source: io::Error },
-    #[error("name server {address} has no fuse (code {code}): it is not one of Pinion")]
+    #[error("{address} has no fuse (code {code}): it is not one of Pinion")]
     Unknown { address: String, code: i32 },
-    #[error("name server {address}: its answer cannot be read: {reason}")]
+    #[error("{address}: its answer cannot be read: {reason}")]
     Unreadable { address: String, reason: String },
 }
 
@@ -59,25 +58,67 @@ struct ChangeState {
     reason: String,
 }
 
+/// What a broker says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DiskState {
+    broker: String,
+    limit_ms: u64,
+    has_peers: bool,
+    shards: Vec<ShardState>,
+    history: Vec<DiskChangeState>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ShardState {
+    shard: u16,
+    hangs: bool,
+    waits_ms: u64,
+    #[serde(rename = "writeP99Us")]
+    write_p99_us: u64,
+    refused: u64,
+    given_back: u64,
+    transitions: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DiskChangeState {
+    shard: u16,
+    hangs: bool,
+    waited_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum AnyState {
+    Broker(DiskState),
+    NameServer(FuseState),
+}
+
 /// Runs the command.
 pub(super) fn run(args: &FuseArgs) -> ExitCode {
-    match ask(&args.namesrv) {
-        Ok(body) if args.json => {
-            say(&format!("{body}\n"));
-            ExitCode::SUCCESS
-        }
-        Ok(body) => match serde_json::from_str(&body) {
-            Ok(state) => {
-                say(&table(&state));
-                ExitCode::SUCCESS
-            }
-            Err(error) => failed(&FuseError::Unreadable {
-                address: args.namesrv.clone(),
-                reason: error.to_string(),
-            }),
-        },
-        Err(error) => failed(&error),
+    let address = args.broker.as_ref().unwrap_or(&args.namesrv);
+    let body = match ask(address) {
+        Ok(body) => body,
+        Err(error) => return failed(&error),
+    };
+    if args.json {
+        say(&format!("{body}\n"));
+        return ExitCode::SUCCESS;
     }
+    match serde_json::from_str(&body) {
+        Ok(AnyState::NameServer(state)) => say(&table(&state)),
+        Ok(AnyState::Broker(state)) => say(&disks(&state)),
+        Err(error) => {
+            return failed(&FuseError::Unreadable {
+                address: address.clone(),
+                reason: error.to_string(),
+            });
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 fn failed(error: &FuseError) -> ExitCode {
@@ -122,6 +163,39 @@ fn exchange(address: &str) -> io::Result<Vec<u8>> {
     let mut answer = length.to_vec();
     stream.take(bytes).read_to_end(&mut answer)?;
     Ok(answer)
+}
+
+fn disks(state: &DiskState) -> String {
+    let limit = if state.limit_ms == 0 {
+        "off (pinion.fuseShardMs)".to_owned()
+    } else {
+        format!("on, a disk hangs after {} ms", state.limit_ms)
+    };
+    let sends = if state.has_peers {
+        "sends to it are refused, other brokers take them"
+    } else {
+        "sends to it wait, no other broker could take them"
+    };
+    let mut out = format!("fuse of {} {limit}; {sends}\n", state.broker);
+    for shard in &state.shards {
+        let now = if shard.hangs {
+            format!("hangs since {} ms", shard.waits_ms)
+        } else {
+            "works".to_owned()
+        };
+        out.push_str(&format!(
+            "shard {}  {now}, log writes p99 {} us, {} sends refused, {} given back, {} changes\n",
+            shard.shard, shard.write_p99_us, shard.refused, shard.given_back, shard.transitions
+        ));
+    }
+    for change in state.history.iter().rev().take(SHOWN_MAX) {
+        let (shard, waited_ms) = (change.shard, change.waited_ms);
+        let what = if change.hangs { "hangs" } else { "works again" };
+        out.push_str(&format!(
+            "    shard {shard} {what}, waited {waited_ms} ms\n"
+        ));
+    }
+    out
 }
 
 fn table(state: &FuseState) -> String {

@@ -334,6 +334,8 @@ settings_table! {
         |size| within(size.0, 4_096, FRAME_BYTES_MAX);
     /// Slots of a ring between two cores.
     "pinion.meshSlots" => mesh_slots: u32 = 4_096, Start, |n| within(u64::from(*n), 64, 1 << 20);
+    /// Age of a log write, in milliseconds, at which sends go elsewhere; 0 lets them wait.
+    "pinion.fuseShardMs" => fuse_shard_ms: u64 = 200, Live, |ms| within(*ms, 0, 60_000);
     /// Longest wait for requests in flight at the end.
     "pinion.drainMs" => drain_ms: u64 = 5_000, Live, |ms| within(*ms, 0, 600_000);
     /// Port of /live, /ready and /metrics; 0 closes it, auto is listenPort + 3.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use wire::codes::{request, response};
+use wire::codes::{private, request, response};
 use wire::frame;
 use wire::header::{self, ExtValue, Reply, encode_reply};
 use wire::message::RecordView;
@@ -162,6 +162,9 @@ impl State {
         let reply = self.reply_to(origin, &header);
         if header.code == request::QUERY_MESSAGE {
             return self.query_by_key(&reply, &header);
+        }
+        if header.code == private::FUSE_STATE {
+            return self.answer_fuse_state(&reply);
         }
         if self.control.is_none() {
             let remark = format!(" request type {} not supported", header.code);

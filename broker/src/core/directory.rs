@@ -22,6 +22,8 @@ const PULLING_GROUPS_MAX: usize = 1_024;
 pub const PASSED_GROUPS_MAX: usize = 1_024;
 /// How often the control task is told that a group still pulls from a topic, in milliseconds.
 const PULLING_TOLD_MS: i64 = 60_000;
+/// Queues looked at for one whose disk does not hang.
+const QUEUES_TRIED_MAX: u32 = 64;
 
 /// Where a queue lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +85,19 @@ impl TopicEntry {
                 has_room
             }
         }
+    }
+
+    /// The queue of a send that names none: the next one, if its shard is not one to be avoided.
+    pub fn choose_queue(&mut self, avoid: impl Fn(u16) -> bool) -> i32 {
+        let queues = self.config.write_queue_nums.max(1) as u32;
+        let next = self.next_queue.wrapping_add(1);
+        let mut tried = (0..queues.min(QUEUES_TRIED_MAX)).map(|step| next.wrapping_add(step));
+        let good = tried.find(|queue| {
+            let home = self.homes.get((queue % queues) as usize);
+            !home.is_some_and(|home| avoid(home.shard))
+        });
+        self.next_queue = good.unwrap_or(next);
+        (self.next_queue % queues) as i32
     }
 
     /// Counts messages that a group's filter passed over; at most
@@ -221,5 +236,36 @@ impl Directory {
             .get(group)
             .and_then(|topics| topics.get(topic));
         bits.is_none_or(|bits| bits & wire::body::PERM_READ == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sends_that_name_no_queue_avoid_shards_whose_disk_hangs() {
+        let config = TopicConfig {
+            topic_name: "T".to_owned(),
+            write_queue_nums: 6,
+            read_queue_nums: 6,
+            ..TopicConfig::default()
+        };
+        let placed = PlacedTopic {
+            config,
+            shards: vec![0, 1, 2, 0, 1, 2],
+        };
+        let mut directory = Directory::default();
+        directory.put_topic(&placed, |_, _, _| NO_QUEUE);
+        let entry = directory.topics.get_mut("T").expect("the topic");
+        let mut chosen = |hang: &[u16]| -> Vec<i32> {
+            let mut next = || entry.choose_queue(|shard| hang.contains(&shard));
+            (0..6).map(|_| next()).collect()
+        };
+        assert_eq!(chosen(&[]), [1, 2, 3, 4, 5, 0]);
+        assert_eq!(chosen(&[1]), [2, 3, 5, 0, 2, 3]);
+        let mut all = chosen(&[0, 1, 2]);
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 3, 4, 5], "nothing to choose");
     }
 }

@@ -278,6 +278,7 @@ impl State {
             MeshMessage::SetOffsets { sets, reset } => self.on_set_offsets(&sets, reset),
             MeshMessage::Ask { gather, ask } => self.on_ask(from, gather, ask),
             MeshMessage::Told { gather, told } => self.on_told(gather, told),
+            MeshMessage::Disk(news) => self.on_disk_news(news),
             MeshMessage::CleanExpired => self.clean_expired_now(),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A disk that is merely busy makes room within milliseconds; refusing at once would send clients
 //! away for nothing. So a send waits here at most `waitTimeMillsInSendQueue`, in order, and is then
-//! refused with a code that every client retries on another broker.
+//! refused with a code that every client retries on another broker; at once when the disk hangs and
+//! there are other brokers.
 //!
 //! Invariant: sends to a shard are appended in the order they came, and what is held is bounded by
 //! [`HELD_BYTES_MAX`]; beyond it sends are refused at once (P5).
@@ -92,7 +93,13 @@ impl State {
             return;
         }
         let helps = refusal.as_ref().is_none_or(passes_by_itself);
-        if helps && self.hot.send_wait_us > 0 && held.bytes + whole.len() <= HELD_BYTES_MAX {
+        let hangs = if helps { self.disk_hangs(local) } else { None };
+        let Some(shard) = self.shards.get_mut(local) else {
+            return;
+        };
+        let held = &mut shard.held;
+        let has_room = held.bytes + whole.len() <= HELD_BYTES_MAX;
+        if helps && hangs.is_none() && self.hot.send_wait_us > 0 && has_room {
             held.bytes += whole.len();
             held.refusal = refusal.or(held.refusal.take());
             let frame = whole.to_vec();
@@ -106,7 +113,7 @@ impl State {
             });
             return;
         }
-        let refusal = refusal.or_else(|| held.refusal.clone());
+        let refusal = refusal.or_else(|| held.refusal.clone()).or(hangs);
         let refusal = refusal.unwrap_or(Refusal::Stopping {
             shard: shard.shard.number(),
         });
@@ -131,17 +138,21 @@ impl State {
                 return;
             };
             shard.held.replaying = false;
-            match shard.held.refusal.clone() {
-                Some(refusal) if now_us >= held.since_us + wait_us => {
-                    shard.held.bytes -= held.frame.len();
-                    self.refuse(&held.reply, &refusal);
-                }
-                Some(_) => {
-                    shard.held.sends.push_front(held);
-                    return;
-                }
-                None => shard.held.bytes -= held.frame.len(),
+            let Some(refusal) = shard.held.refusal.clone() else {
+                shard.held.bytes -= held.frame.len();
+                continue;
+            };
+            let is_over = now_us >= held.since_us + wait_us;
+            let gives_up = is_over || self.disk_hangs(local).is_some();
+            let Some(shard) = self.shards.get_mut(local) else {
+                return;
+            };
+            if !gives_up {
+                shard.held.sends.push_front(held);
+                return;
             }
+            shard.held.bytes -= held.frame.len();
+            self.refuse(&held.reply, &refusal);
         }
     }
 }

@@ -10,6 +10,7 @@ use shard::cold::KeyQuestion;
 use wire::body::SubscriptionGroupConfig;
 use wire::frame::Serialization;
 
+use super::disks::DiskNews;
 use super::frames::Frames;
 use super::report::{Report, ReportQuery};
 use crate::config::Config;
@@ -184,6 +185,8 @@ pub enum MeshMessage {
         /// The answer.
         told: Told,
     },
+    /// A disk hangs or works again, or other brokers came or went.
+    Disk(DiskNews),
     /// Drop expired segments now.
     CleanExpired,
 }

@@ -62,6 +62,10 @@ figures! {
         frames: counter = "pinion_frames_total",
         /// Frames that could not be read; each closed its connection.
         malformed: counter = "pinion_malformed_frames_total",
+        /// Brokers that the name server in this process keeps out of the write path.
+        fuse_isolated: gauge = "pinion_namesrv_isolated_brokers",
+        /// Times that the fuse of the name server in this process changed its mind about a broker.
+        fuse_transitions: counter = "pinion_namesrv_fuse_transitions_total",
         /// Connections open.
         connections: gauge = "pinion_connections",
         /// Requests sent on to the core that owns the queue.
@@ -122,6 +126,18 @@ figures! {
         unreadable_bytes: gauge = "pinion_log_unreadable_bytes",
         /// Age of the oldest write or flush in flight, in microseconds.
         oldest_write_us: gauge = "pinion_log_oldest_write_us",
+        /// Time of log writes in the last seconds, in microseconds.
+        write_p50_us: gauge = "pinion_log_write_us{quantile=\"0.5\"}",
+        /// Time of log writes in the last seconds, in microseconds.
+        write_p99_us: gauge = "pinion_log_write_us{quantile=\"0.99\"}",
+        /// 1 while a log write takes longer than pinion.fuseShardMs.
+        disk_hangs: gauge = "pinion_shard_disk_hangs",
+        /// Times that the disk of a shard began or ended to hang.
+        disk_transitions: counter = "pinion_shard_disk_transitions_total",
+        /// Sends refused because the disk of their shard hangs.
+        disk_refused: counter = "pinion_shard_disk_refusals_total",
+        /// Sends given back because the disk of their shard hangs; they are stored all the same.
+        disk_given_back: counter = "pinion_shard_disk_given_back_total",
         /// Bytes of the log from its oldest segment to its end.
         log_bytes: gauge = "pinion_log_bytes",
         /// Pulls parked until a message comes.
@@ -195,6 +211,19 @@ fn set(to: &AtomicU64, value: u64) {
     to.store(value, Ordering::Relaxed);
 }
 
+/// What is published of a shard's disk.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskFigures {
+    /// 99th percentile of the last seconds' log writes, in microseconds.
+    pub write_p99_us: u64,
+    /// Sends refused because the disk hangs.
+    pub refused: u64,
+    /// Sends given back that were stored.
+    pub given_back: u64,
+    /// Times it began or ended to hang.
+    pub transitions: u64,
+}
+
 /// What the cores publish into; made before they start.
 #[derive(Debug)]
 struct Cores {
@@ -260,6 +289,20 @@ impl Metrics {
         };
         // A second call would find the places made and in use; they stay.
         let _ = self.cores.set(made);
+    }
+
+    /// What was last published of each shard's disk.
+    #[must_use]
+    pub fn disk_figures(&self) -> Vec<DiskFigures> {
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let places = self.cores.get().map_or(&[][..], |cores| &cores.shards);
+        let figures = places.iter().map(|place| DiskFigures {
+            write_p99_us: read(&place.write_p99_us),
+            refused: read(&place.disk_refused),
+            given_back: read(&place.disk_given_back),
+            transitions: read(&place.disk_transitions),
+        });
+        figures.collect()
     }
 
     /// Whether somebody looks at the page, so that the lag of groups is worth asking for.
@@ -359,10 +402,15 @@ impl State {
         if let Some(place) = places.cores.get(self.core) {
             self.publish_core(place);
         }
-        for local in &self.shards {
+        for (index, local) in self.shards.iter().enumerate() {
             let number = usize::from(local.shard.number());
             if let Some(place) = places.shards.get(number) {
                 publish_shard(local, self.now, place);
+                let disk = self.disks.figures(index);
+                set(&place.disk_hangs, u64::from(disk.hangs));
+                set(&place.disk_refused, disk.refused);
+                set(&place.disk_given_back, disk.given_back);
+                set(&place.disk_transitions, disk.transitions);
             }
         }
     }
@@ -377,6 +425,11 @@ impl State {
         set(&place.frames, counters.frames);
         set(&place.malformed, counters.malformed);
         set(&place.connections, self.net.len() as u64);
+        if let Some(task) = &self.name_server {
+            let (isolated, transitions) = task.server.fuse_figures();
+            set(&place.fuse_isolated, isolated);
+            set(&place.fuse_transitions, transitions);
+        }
         set(&place.forwarded, counters.forwarded);
         set(&place.mesh_waiting, waiting as u64);
         set(&place.mesh_full, self.mesh.full_count());
@@ -458,6 +511,9 @@ fn publish_shard(local: &LocalShard, now: shard::runtime::Now, place: &ShardFigu
         log.tail().saturating_sub(log.watermark()),
     );
     set(&place.oldest_write_us, log.oldest_in_flight_us(now));
+    let write_us = |quantile| log.write_times().quantile_us(now.monotonic_us, quantile);
+    set(&place.write_p50_us, write_us(0.5));
+    set(&place.write_p99_us, write_us(0.99));
     set(
         &place.log_bytes,
         log.tail().saturating_sub(log.min_position()),

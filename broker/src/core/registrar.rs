@@ -2,8 +2,9 @@
 //!
 //! Each name server has one connection. A new connection gets the whole table at once, a change
 //! only what changed, and every period the whole table again. A name server of this program is also
-//! asked every few seconds for topics that sends created on other brokers of the cluster; how it is
-//! told apart and what is said is in `namesrv::offer`.
+//! asked every few seconds for topics that sends created on other brokers of the cluster, and told
+//! of disks that hang; how it is told apart and what is said is in `namesrv::offer`. Whether there
+//! are other brokers is found out in `core/peers.rs`.
 //!
 //! A table of more than [`REGISTRATION_TOPICS_MAX`] topics goes in several registrations, the next
 //! one when the name server has answered the one before. A name server takes changed topics only
@@ -27,7 +28,7 @@ use super::connections::Purpose;
 use super::resolver::Found;
 use super::state::State;
 use crate::namesrv::offer::{
-    ASK_FIELD, GONE_FIELD, OFFER_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE,
+    ASK_FIELD, DISK_FIELD, GONE_FIELD, OFFER_FIELD, TABLE_FIELD, TABLE_PART, TABLE_WHOLE,
 };
 
 /// Topics in one registration at most: their JSON stays far below a frame's 16 MiB, and making it
@@ -41,22 +42,23 @@ const RETRY_US: u64 = 1_000_000;
 const LOOK_US: u64 = 50_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Link {
+pub(super) enum Link {
     Down { retry_at_us: u64 },
     Dialling(u64),
     Up(u64),
 }
 
-struct Server {
+pub(super) struct Server {
     name: String,
     addresses: Vec<SocketAddr>,
     next_address: usize,
-    link: Link,
+    pub(super) link: Link,
     registered_at_us: u64,
     full: bool,
     told_down: bool,
     /// Whether it answered with offers once on this connection.
-    knows_offers: bool,
+    pub(super) knows_offers: bool,
+    pub(super) peers: super::peers::Peers,
     asked_at_us: u64,
     refusals: Repeated,
     /// What is left to be sent of a table in several registrations.
@@ -110,8 +112,8 @@ pub struct Identity {
 
 /// The registrations.
 pub struct Registrar {
-    identity: Identity,
-    servers: Vec<Server>,
+    pub(super) identity: Identity,
+    pub(super) servers: Vec<Server>,
     changed: BTreeSet<String>,
     all: bool,
     opaque: i32,
@@ -143,6 +145,7 @@ impl Registrar {
             full: true,
             told_down: false,
             knows_offers: false,
+            peers: super::peers::Peers::default(),
             asked_at_us: 0,
             refusals: Repeated::default(),
             rest: None,
@@ -238,7 +241,7 @@ impl Registrar {
         }
     }
 
-    fn register_frame(&mut self, asks: bool, sent: Sent) -> Vec<u8> {
+    fn register_frame(&mut self, asks: bool, disk: &str, sent: Sent) -> Vec<u8> {
         let Sent {
             kind,
             version,
@@ -258,7 +261,7 @@ impl Registrar {
         };
         let body = to_json(&body).unwrap_or_default();
         let crc = crc_of(&body);
-        self.opaque = self.opaque.wrapping_add(1) & i32::MAX;
+        let opaque = self.next_opaque();
         let identity = &self.identity;
         let gone = gone.join(",");
         let ext = [
@@ -273,26 +276,34 @@ impl Registrar {
             (TABLE_FIELD, ExtValue::Str(kind)),
             (GONE_FIELD, ExtValue::Str(&gone)),
             (ASK_FIELD, ExtValue::Bool(asks)),
+            (DISK_FIELD, ExtValue::Str(disk)),
         ];
-        request_frame(request::REGISTER_BROKER, self.opaque, &ext, &body)
+        request_frame(request::REGISTER_BROKER, opaque, &ext, &body)
     }
 
-    /// A sign of life that asks for offers.
-    fn ask_frame(&mut self) -> Vec<u8> {
+    /// The number of the next request.
+    pub(super) fn next_opaque(&mut self) -> i32 {
         self.opaque = self.opaque.wrapping_add(1) & i32::MAX;
+        self.opaque
+    }
+
+    /// A sign of life that tells of disks, and asks for offers if so.
+    pub(super) fn heartbeat_frame(&mut self, asks: bool, disk: &str) -> Vec<u8> {
+        let opaque = self.next_opaque();
         let identity = &self.identity;
         let ext = [
             ("clusterName", ExtValue::Str(&identity.cluster_name)),
             ("brokerAddr", ExtValue::Str(&identity.broker_address)),
             ("brokerName", ExtValue::Str(&identity.broker_name)),
             ("brokerId", ExtValue::Int(identity.broker_id)),
-            (ASK_FIELD, ExtValue::Bool(true)),
+            (ASK_FIELD, ExtValue::Bool(asks)),
+            (DISK_FIELD, ExtValue::Str(disk)),
         ];
-        request_frame(request::BROKER_HEARTBEAT, self.opaque, &ext, &[])
+        request_frame(request::BROKER_HEARTBEAT, opaque, &ext, &[])
     }
 
     fn unregister_frame(&mut self) -> Vec<u8> {
-        self.opaque = self.opaque.wrapping_add(1) & i32::MAX;
+        let opaque = self.next_opaque();
         let identity = &self.identity;
         let ext = [
             ("brokerName", ExtValue::Str(&identity.broker_name)),
@@ -300,12 +311,17 @@ impl Registrar {
             ("clusterName", ExtValue::Str(&identity.cluster_name)),
             ("brokerId", ExtValue::Int(identity.broker_id)),
         ];
-        request_frame(request::UNREGISTER_BROKER, self.opaque, &ext, &[])
+        request_frame(request::UNREGISTER_BROKER, opaque, &ext, &[])
     }
 }
 
 /// A request of the broker to a name server.
-fn request_frame(code: i32, opaque: i32, ext: &[(&str, ExtValue<'_>)], body: &[u8]) -> Vec<u8> {
+pub(super) fn request_frame(
+    code: i32,
+    opaque: i32,
+    ext: &[(&str, ExtValue<'_>)],
+    body: &[u8],
+) -> Vec<u8> {
     let mut frame = Vec::with_capacity(body.len() + 512);
     encode_request(
         &mut frame,
@@ -332,6 +348,7 @@ impl State {
         if !self.stopping {
             self.dial_name_servers(driver);
         }
+        self.report_disks();
         let Some(task) = self.control.as_deref_mut() else {
             return;
         };
@@ -340,6 +357,7 @@ impl State {
             self.send_rests();
             return self.ask_for_offers();
         }
+        let disk = self.disks.report(now_us).text();
         if !changed.is_empty() {
             task.control
                 .renew_version(self.now.wall_ms, task.registrar.told_version);
@@ -368,7 +386,7 @@ impl State {
                 topics,
                 gone,
             };
-            let frame = task.registrar.register_frame(asks, sent);
+            let frame = task.registrar.register_frame(asks, &disk, sent);
             if let Some(out) = self.net.output(due.connection) {
                 out.extend_from_slice(&frame);
             }
@@ -415,7 +433,8 @@ impl State {
                 topics,
                 gone: Vec::new(),
             };
-            let frame = task.registrar.register_frame(asks, sent);
+            let disk = self.disks.report(self.now.monotonic_us).text();
+            let frame = task.registrar.register_frame(asks, &disk, sent);
             if let Some(out) = self.net.output(connection) {
                 out.extend_from_slice(&frame);
             }
@@ -463,11 +482,13 @@ impl State {
                 due.push(connection);
             }
         }
-        if !(is_master && task.control.takes_offers()) {
+        let asks = is_master && task.control.takes_offers();
+        if due.is_empty() {
             return;
         }
+        let disk = self.disks.report(now_us).text();
         for connection in due {
-            let frame = task.registrar.ask_frame();
+            let frame = task.registrar.heartbeat_frame(asks, &disk);
             if let Some(out) = self.net.output(connection) {
                 out.extend_from_slice(&frame);
             }
@@ -500,6 +521,7 @@ impl State {
         if let Some(server) = server {
             server.link = Link::Down { retry_at_us };
             server.knows_offers = false;
+            server.peers.connection_lost();
             if !std::mem::replace(&mut server.told_down, true) {
                 tracing::warn!(
                     name_server = server.name,
@@ -510,8 +532,8 @@ impl State {
     }
 
     /// A name server answered a registration.
-    pub fn on_registration_answer(&mut self, index: usize, header: &Header<'_>, _body: &[u8]) {
-        if !header.is_response() {
+    pub fn on_registration_answer(&mut self, index: usize, header: &Header<'_>, body: &[u8]) {
+        if !header.is_response() || self.on_cluster(index, header, body) {
             return;
         }
         if header.code == 0 {
@@ -523,6 +545,7 @@ impl State {
             if let Some(rest) = server.and_then(|server| server.rest.as_mut()) {
                 rest.due = true;
             }
+            self.count_peers(index, header);
             return self.take_offers(index, header);
         }
         let remark = header

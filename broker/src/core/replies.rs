@@ -4,11 +4,22 @@
 //! order, and leave when the watermark passes the message's end.
 //!
 //! Invariant: answers leave in log order, each exactly once, and never before their message is as
-//! durable as the flush mode promises (P1).
+//! durable as the flush mode promises (P1). Answers of sends that are given back never leave.
 
 use std::collections::VecDeque;
 
 use super::messages::ReplyTo;
+
+/// Whose answer it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Awaited {
+    /// That of a send: its client can send to another broker.
+    Send,
+    /// That of anything else, which only this broker can do.
+    Other,
+    /// Nobody's any more: the send was given back.
+    GivenBack,
+}
 
 /// One waiting answer.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +32,8 @@ pub struct Waiting {
     pub len: usize,
     /// Monotonic time of the append in microseconds.
     pub since_us: u64,
+    /// Whose it is.
+    pub awaited: Awaited,
 }
 
 /// Bytes of answers gone that are let lie in front of those that wait.
@@ -42,6 +55,7 @@ impl WaitingReplies {
         end: u64,
         to: ReplyTo,
         since_us: u64,
+        awaited: Awaited,
         encode: impl FnOnce(&mut Vec<u8>),
     ) {
         if self.waiting.is_empty() || self.gone > GONE_BYTES_MAX.max(self.bytes.len() / 2) {
@@ -55,6 +69,7 @@ impl WaitingReplies {
             to,
             len: self.bytes.len() - start,
             since_us,
+            awaited,
         });
     }
 
@@ -74,6 +89,15 @@ impl WaitingReplies {
     #[must_use]
     pub fn front(&self) -> Option<&Waiting> {
         self.waiting.front()
+    }
+
+    /// Gives back the sends that wait: `give` answers them otherwise.
+    pub fn give_back(&mut self, mut give: impl FnMut(&ReplyTo)) {
+        let sends = self.waiting.iter_mut();
+        for waiting in sends.filter(|waiting| waiting.awaited == Awaited::Send) {
+            waiting.awaited = Awaited::GivenBack;
+            give(&waiting.to);
+        }
     }
 
     /// Takes the oldest answer, with its frame, if `due` says so.
@@ -109,7 +133,9 @@ mod tests {
     }
 
     fn push(replies: &mut WaitingReplies, end: u64, opaque: i32, frame: &[u8]) {
-        replies.push(end, to(opaque), 0, |out| out.extend_from_slice(frame));
+        replies.push(end, to(opaque), 0, Awaited::Send, |out| {
+            out.extend_from_slice(frame);
+        });
     }
 
     #[test]
@@ -124,6 +150,27 @@ mod tests {
         let (waiting, frame) = replies.take(|waiting| waiting.end <= 200).unwrap();
         assert_eq!((waiting.to.opaque, frame), (2, &b"three"[..]));
         assert!(replies.is_empty());
+    }
+
+    #[test]
+    fn only_sends_are_given_back_and_only_once() {
+        let mut replies = WaitingReplies::default();
+        push(&mut replies, 100, 1, b"send");
+        replies.push(200, to(2), 0, Awaited::Other, |out| out.extend(b"offset"));
+        push(&mut replies, 300, 3, b"send");
+        let mut given = Vec::new();
+        replies.give_back(|to| given.push(to.opaque));
+        replies.give_back(|to| given.push(to.opaque));
+        assert_eq!(given, [1, 3]);
+        let mut left = Vec::new();
+        while let Some((waiting, frame)) = replies.take(|_| true) {
+            left.push((waiting.awaited, frame.to_vec()));
+        }
+        let other = left
+            .iter()
+            .filter(|(awaited, _)| *awaited != Awaited::GivenBack);
+        let other: Vec<_> = other.map(|(_, frame)| &frame[..]).collect();
+        assert_eq!(other, [b"offset"], "in their places");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use wire::requests::SendRequest;
 
 use super::directory::QueueHome;
 use super::messages::ReplyTo;
+use super::replies::Awaited;
 use super::state::State;
 use super::timed::{Due, TIME_PROPERTIES, due_of};
 use crate::control::effects::Origin;
@@ -203,6 +204,11 @@ impl State {
         let Some(local) = self.local_shard(home.shard) else {
             return;
         };
+        if self.disks.refuses()
+            && let Some(refusal) = self.hanging_disk(local, reply)
+        {
+            return self.refuse(reply, &refusal);
+        }
         if self.must_wait_behind_others(local) {
             return self.hold(local, origin, reply, whole, queue_id, None);
         }
@@ -282,8 +288,7 @@ impl State {
         let queue_id = if wanted >= 0 {
             wanted
         } else {
-            entry.next_queue = entry.next_queue.wrapping_add(1);
-            (entry.next_queue % entry.config.write_queue_nums.max(1) as u32) as i32
+            entry.choose_queue(|shard| self.disks.is_slow(shard))
         };
         Some(match entry.homes.get(queue_id as usize) {
             Some(home) => Ok((queue_id, *home)),
@@ -531,7 +536,9 @@ impl State {
         };
         if !shard.replies.is_empty() || shard.shard.watermark() < appended.end {
             let now_us = self.now.monotonic_us;
-            shard.replies.push(appended.end, *reply, now_us, encode);
+            shard
+                .replies
+                .push(appended.end, *reply, now_us, Awaited::Send, encode);
             return;
         }
         shard.latency.record(1);
@@ -560,9 +567,10 @@ impl State {
             shard.latency.record(1);
             self.deliver(reply.link, frame);
         } else {
+            let encode = |out: &mut Vec<u8>| out.extend_from_slice(frame);
             shard
                 .replies
-                .push(end, *reply, now_us, |out| out.extend_from_slice(frame));
+                .push(end, *reply, now_us, Awaited::Other, encode);
         }
     }
 }

@@ -94,6 +94,8 @@ pub struct HotSettings {
     pub sync_flush_timeout_us: u64,
     /// How long a send may be held when the write buffer is full, in microseconds.
     pub send_wait_us: u64,
+    /// Age of a log write at which its disk hangs, in microseconds; 0 for never.
+    pub fuse_shard_us: u64,
 }
 
 impl HotSettings {
@@ -120,6 +122,7 @@ impl HotSettings {
             store_replies: config.store_replies,
             short_polling_ms: config.short_polling_ms,
             sync_flush_timeout_us: config.sync_flush_timeout_ms * 1000,
+            fuse_shard_us: config.fuse_shard_ms * 1000,
             send_wait_us: if config.fast_failure {
                 config.send_wait_max_ms * 1000
             } else {
@@ -172,6 +175,8 @@ pub struct State {
     pub directory: Directory,
     /// Compiled expressions.
     pub filters: super::filters::FilterCache,
+    /// Which disks hang.
+    pub disks: super::disks::Disks,
     /// Parked and cold pulls.
     pub pulls: PullTable,
     /// POP.
@@ -243,6 +248,7 @@ impl State {
             now: Now::default(),
             hot: HotSettings::new(&parts.config),
             net: Connections::default(),
+            disks: super::disks::Disks::new(parts.shards.len()),
             shards: parts.shards,
             homes: parts.homes,
             directory: Directory::default(),

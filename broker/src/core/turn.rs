@@ -14,7 +14,7 @@ use wire::header::{self, ExtValue, Reply, encode_reply};
 use super::connections::{Pressure, Purpose};
 use super::jobs::JOB_TOKEN;
 use super::messages::MeshMessage;
-use super::replies::Waiting;
+use super::replies::{Awaited, Waiting};
 use super::state::State;
 
 /// Mesh messages handled per turn; one may be a pack of frames.
@@ -73,6 +73,7 @@ impl<D: Driver> Core<D> {
         if self.stop.load(Ordering::Acquire) && self.drain_until_us.is_none() {
             self.begin_stop();
         }
+        self.state.watch_disks();
         for index in 0..self.state.shards.len() {
             self.turn_shard(index);
         }
@@ -240,22 +241,6 @@ impl<D: Driver> Core<D> {
     fn deadline_us(&self) -> Option<u64> {
         let state = &self.state;
         let now = state.now;
-        let shards = state
-            .shards
-            .iter()
-            .filter_map(|local| local.shard.deadline_us(now))
-            .min();
-        let flush = state
-            .shards
-            .iter()
-            .filter_map(|local| local.replies.front())
-            .map(|waiting| waiting.since_us + state.hot.sync_flush_timeout_us)
-            .min();
-        let held = state
-            .shards
-            .iter()
-            .filter_map(|local| local.held.deadline_us(state.hot.send_wait_us))
-            .min();
         let second = (state.control.is_some() || state.name_server.is_some())
             .then_some(now.monotonic_us + 1_000_000);
         let period_us = state.config.register_period_ms * 1000;
@@ -273,9 +258,7 @@ impl<D: Driver> Core<D> {
         let idle = Some(self.idle_scanned_us + IDLE_SCAN_US);
         let drain = self.drain_until_us.map(|_| now.monotonic_us + 2_000);
         let all = [
-            shards,
-            flush,
-            held,
+            self.shards_deadline_us(),
             second,
             registrar,
             probes,
@@ -286,6 +269,32 @@ impl<D: Driver> Core<D> {
             state.pop.deadline_us(),
         ];
         all.into_iter().flatten().min()
+    }
+
+    /// When something is due for a shard, its disk or those who wait for it.
+    fn shards_deadline_us(&self) -> Option<u64> {
+        let state = &self.state;
+        let shards = state.shards.iter();
+        let own = shards
+            .clone()
+            .filter_map(|local| local.shard.deadline_us(state.now))
+            .min();
+        let flush = shards
+            .clone()
+            .filter_map(|local| local.replies.front())
+            .map(|waiting| waiting.since_us + state.hot.sync_flush_timeout_us)
+            .min();
+        let held = shards
+            .filter_map(|local| local.held.deadline_us(state.hot.send_wait_us))
+            .min();
+        let limit_us = state.hot.fuse_shard_us;
+        let disks = state.disks.deadline_us(&state.shards, limit_us);
+        let reports = state.control.as_ref();
+        let reports = reports.and_then(|_| state.disks.report_deadline_us());
+        [own, flush, held, disks, reports]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn begin_stop(&mut self) {
@@ -369,6 +378,9 @@ impl State {
                 passed || poison.is_some() || now_us > waiting.since_us + timeout_us
             });
             let Some((waiting, frame)) = taken else { break };
+            if waiting.awaited == Awaited::GivenBack {
+                continue;
+            }
             if passed {
                 if let Some(local) = self.shards.get_mut(index) {
                     let waited_us = now_us.saturating_sub(waiting.since_us);

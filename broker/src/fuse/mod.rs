@@ -8,6 +8,7 @@
 //! members are isolated, the worst first; a first isolation lasts exactly [`FuseLimits::term_ms`];
 //! nobody is isolated when all are equally slow; no back-off is for ever.
 
+pub mod disk;
 mod member;
 #[cfg(test)]
 mod tests;
