@@ -15,15 +15,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flate2::Crc;
+use shard::io::Storage;
+use shard::io::real::{DirectMode, RealStorage};
 
 /// Generations kept in place: the current one and those before it.
 pub const GENERATIONS_MAX: usize = 3;
 
 /// Lines kept in the list of checksums; more than generations, since a save may be cut short.
 const SUM_LINES_MAX: usize = GENERATIONS_MAX + 2;
-
-/// Largest control file. A million topics stay well below.
-pub const CONTROL_FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// What went wrong with a control file.
 #[derive(Debug, thiserror::Error)]
@@ -134,18 +133,20 @@ impl Sum {
 }
 
 /// The files of one control file.
-struct Files {
+struct Files<'a, S> {
+    storage: &'a S,
     dir: PathBuf,
     name: String,
 }
 
-impl Files {
-    fn new(dir: &Path, name: &str) -> Result<Self, SettingsError> {
+impl<'a, S: Storage> Files<'a, S> {
+    fn new(storage: &'a S, dir: &Path, name: &str) -> Result<Self, SettingsError> {
         let plain = Path::new(name).file_name().is_some_and(|file| file == name);
         if !plain {
             return Err(SettingsError::Name(name.to_owned()));
         }
         Ok(Self {
+            storage,
             dir: dir.to_owned(),
             name: name.to_owned(),
         })
@@ -174,7 +175,7 @@ impl Files {
     fn sums(&self) -> Result<Vec<Sum>, SettingsError> {
         let mut sums: Vec<Sum> = Vec::new();
         for path in self.sum_files() {
-            let bytes = read_if_there(&path)?.unwrap_or_default();
+            let bytes = self.read_if_there(&path)?.unwrap_or_default();
             for sum in String::from_utf8_lossy(&bytes)
                 .lines()
                 .filter_map(Sum::parse)
@@ -187,6 +188,35 @@ impl Files {
         sums.sort_by_key(|sum| std::cmp::Reverse(sum.generation));
         Ok(sums)
     }
+
+    fn is_there(&self, path: &Path) -> bool {
+        self.storage.modified_ms(path).is_ok()
+    }
+
+    fn write_synced(&self, path: &Path, bytes: &[u8]) -> Result<(), SettingsError> {
+        let written = self.storage.write_synced(path, bytes);
+        written.map_err(io_error("write", path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), SettingsError> {
+        let renamed = self.storage.rename(from, to);
+        renamed.map_err(io_error("put in place", to))
+    }
+
+    fn sync_dir(&self) -> Result<(), SettingsError> {
+        let synced = self.storage.sync_dir(&self.dir);
+        synced.map_err(io_error("sync the directory", &self.dir))
+    }
+
+    fn read_if_there(&self, path: &Path) -> Result<Option<Vec<u8>>, SettingsError> {
+        match self.storage.read_file(path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // A sector that cannot be read is a damaged generation, not the end of the start.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(Some(Vec::new())),
+            Err(error) => Err(io_error("read", path)(error)),
+        }
+    }
 }
 
 /// Saves `bytes` as the newest generation of `name` in `dir`, which is made when missing. Blocks
@@ -195,39 +225,56 @@ impl Files {
 /// # Errors
 /// When the system refuses a step. Generations saved before are untouched then.
 pub fn save(dir: &Path, name: &str, bytes: &[u8]) -> Result<Saved, SettingsError> {
-    let files = Files::new(dir, name)?;
-    fs::create_dir_all(dir).map_err(io_error("create the directory", dir))?;
+    save_on(&RealStorage::new(DirectMode::Auto), dir, name, bytes)
+}
+
+/// The same on a file system given.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_on<S: Storage>(
+    storage: &S,
+    dir: &Path,
+    name: &str,
+    bytes: &[u8],
+) -> Result<Saved, SettingsError> {
+    let files = Files::new(storage, dir, name)?;
+    let made = storage.create_dirs(dir);
+    made.map_err(io_error("create the directory", dir))?;
     let mut sums = files.sums()?;
     finish_cut_save(&files, &mut sums)?;
     let current = inspect_current(&files, &mut sums)?;
     let generation = sums.first().map_or(0, |sum| sum.generation) + 1;
     let temporary = files.with("tmp");
-    write_synced(&temporary, bytes)?;
+    files.write_synced(&temporary, bytes)?;
     sums.insert(0, Sum::of(generation, bytes));
     sums.truncate(SUM_LINES_MAX);
     write_sums(&files, &sums)?;
     put_in_place(&files, current)?;
-    sync_dir(dir)?;
+    files.sync_dir()?;
     Ok(Saved { generation })
 }
 
 /// Makes the finished temporary file the current one.
-fn put_in_place(files: &Files, current: Current) -> Result<(), SettingsError> {
+fn put_in_place<S: Storage>(files: &Files<'_, S>, current: Current) -> Result<(), SettingsError> {
     match current {
         Current::Whole => rotate(files)?,
         Current::Damaged => {
             // Kept for whoever wants to look, but never in the place of a whole generation.
-            rename(&files.current(), &files.with("damaged"))?;
+            files.rename(&files.current(), &files.with("damaged"))?;
         }
         Current::Missing => {}
     }
-    rename(&files.with("tmp"), &files.current())
+    files.rename(&files.with("tmp"), &files.current())
 }
 
 /// Ends a save that a kill cut off behind its list of checksums: its temporary file may be the only
 /// copy of the newest generation, which the next save must not write over.
-fn finish_cut_save(files: &Files, sums: &mut Vec<Sum>) -> Result<(), SettingsError> {
-    let left = read_if_there(&files.with("tmp"))?;
+fn finish_cut_save<S: Storage>(
+    files: &Files<'_, S>,
+    sums: &mut Vec<Sum>,
+) -> Result<(), SettingsError> {
+    let left = files.read_if_there(&files.with("tmp"))?;
     let newest = sums
         .first()
         .is_some_and(|sum| left.is_some_and(|bytes| sum.fits(&bytes)));
@@ -243,12 +290,24 @@ fn finish_cut_save(files: &Files, sums: &mut Vec<Sum>) -> Result<(), SettingsErr
 /// # Errors
 /// When files are there but no generation is whole, or the system refuses to read.
 pub fn load(dir: &Path, name: &str) -> Result<Option<Loaded>, SettingsError> {
-    let files = Files::new(dir, name)?;
+    load_on(&RealStorage::new(DirectMode::Auto), dir, name)
+}
+
+/// The same on a file system given.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_on<S: Storage>(
+    storage: &S,
+    dir: &Path,
+    name: &str,
+) -> Result<Option<Loaded>, SettingsError> {
+    let files = Files::new(storage, dir, name)?;
     let sums = files.sums()?;
     let mut contents = Vec::new();
-    let mut something = files.sum_files().iter().any(|path| path.exists());
+    let mut something = files.sum_files().iter().any(|path| files.is_there(path));
     for path in files.candidates() {
-        let content = read_if_there(&path)?;
+        let content = files.read_if_there(&path)?;
         something |= content.is_some();
         contents.push((path, content));
     }
@@ -273,7 +332,8 @@ pub fn load(dir: &Path, name: &str) -> Result<Option<Loaded>, SettingsError> {
     let newest_known = sums.first().map_or(0, |sum| sum.generation);
     let (path, bytes) = contents.swap_remove(index);
     let generation = sum.map_or(0, |sum| sum.generation);
-    let unverified = sum.is_none() && files.sum_files().iter().any(|file| file.exists());
+    let listed = files.sum_files().iter().any(|file| files.is_there(file));
+    let unverified = sum.is_none() && listed;
     let fallback = fallback_words(&files, &path, generation, newest_known, sum, unverified);
     if let Some(words) = &fallback {
         tracing::warn!("{words}");
@@ -336,8 +396,8 @@ fn newest_unlisted(contents: &[Content]) -> Option<(usize, Option<Sum>)> {
     Some((index + 1, None))
 }
 
-fn fallback_words(
-    files: &Files,
+fn fallback_words<S: Storage>(
+    files: &Files<'_, S>,
     path: &Path,
     generation: u64,
     newest_known: u64,
@@ -388,8 +448,11 @@ enum Current {
 
 /// Tells whether the current file may become the generation before. One that another program wrote
 /// gets a line of its own, as generation 0.
-fn inspect_current(files: &Files, sums: &mut Vec<Sum>) -> Result<Current, SettingsError> {
-    let Some(bytes) = read_if_there(&files.current())? else {
+fn inspect_current<S: Storage>(
+    files: &Files<'_, S>,
+    sums: &mut Vec<Sum>,
+) -> Result<Current, SettingsError> {
+    let Some(bytes) = files.read_if_there(&files.current())? else {
         return Ok(Current::Missing);
     };
     if sums.iter().any(|sum| sum.fits(&bytes)) {
@@ -404,71 +467,32 @@ fn inspect_current(files: &Files, sums: &mut Vec<Sum>) -> Result<Current, Settin
 
 /// Moves every generation one place back. The current one is linked, not moved, so that its name
 /// never lacks a file.
-fn rotate(files: &Files) -> Result<(), SettingsError> {
+fn rotate<S: Storage>(files: &Files<'_, S>) -> Result<(), SettingsError> {
     for age in (1..GENERATIONS_MAX - 1).rev() {
         let from = files.with(&age.to_string());
-        if from.exists() {
-            rename(&from, &files.with(&(age + 1).to_string()))?;
+        if files.is_there(&from) {
+            files.rename(&from, &files.with(&(age + 1).to_string()))?;
         }
     }
     let link = files.with("link");
-    let _ = fs::remove_file(&link);
+    let _ = files.storage.remove(&link);
     let current = files.current();
-    if fs::hard_link(&current, &link).is_err() {
+    if files.storage.link(&current, &link).is_err() {
         // Some file systems have no links; the name is then empty for a moment, which load allows
         // for.
-        return rename(&current, &files.with("1"));
+        return files.rename(&current, &files.with("1"));
     }
-    rename(&link, &files.with("1"))
+    files.rename(&link, &files.with("1"))
 }
 
-fn write_sums(files: &Files, sums: &[Sum]) -> Result<(), SettingsError> {
+fn write_sums<S: Storage>(files: &Files<'_, S>, sums: &[Sum]) -> Result<(), SettingsError> {
     let text: String = sums.iter().map(Sum::line).collect();
     let temporary = files.with("sum.tmp");
     for path in files.sum_files() {
-        write_synced(&temporary, text.as_bytes())?;
-        rename(&temporary, &path)?;
+        files.write_synced(&temporary, text.as_bytes())?;
+        files.rename(&temporary, &path)?;
     }
-    sync_dir(&files.dir)
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), SettingsError> {
-    let mut file = File::create(path).map_err(io_error("create", path))?;
-    file.write_all(bytes).map_err(io_error("write", path))?;
-    file.sync_all().map_err(io_error("sync", path))
-}
-
-fn rename(from: &Path, to: &Path) -> Result<(), SettingsError> {
-    fs::rename(from, to).map_err(io_error("put in place", to))
-}
-
-fn sync_dir(dir: &Path) -> Result<(), SettingsError> {
-    let handle = File::open(dir).map_err(io_error("open the directory", dir))?;
-    handle
-        .sync_all()
-        .map_err(io_error("sync the directory", dir))
-}
-
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, SettingsError> {
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Ok(metadata) if metadata.len() > CONTROL_FILE_BYTES_MAX => {
-            let source = io::Error::from(io::ErrorKind::FileTooLarge);
-            return Err(SettingsError::Io {
-                operation: "read",
-                path: path.to_owned(),
-                source,
-            });
-        }
-        _ => {}
-    }
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // A sector that cannot be read is a damaged generation, not the end of the start.
-        Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(Some(Vec::new())),
-        Err(error) => Err(io_error("read", path)(error)),
-    }
+    files.sync_dir()
 }
 
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SettingsError {

@@ -80,7 +80,7 @@ impl State {
                 CoreJob::NameServerFile { .. } => Running::Other,
             };
             let dir = self.config.store_path_root.as_path().join("config");
-            let call: FileJob<D::Storage> = FileJob::Call(Box::new(move |_| run(job, &dir)));
+            let call: FileJob<D::Storage> = FileJob::Call(Box::new(move |on| run(on, job, &dir)));
             self.jobs.running.push_back(running);
             driver.file_job(call, JOB_TOKEN);
         }
@@ -103,10 +103,15 @@ impl State {
     }
 }
 
-fn run<S: shard::io::Storage>(job: CoreJob, dir: &std::path::Path) -> io::Result<JobOutcomeOf<S>> {
+fn run<S: shard::io::Storage>(
+    storage: &S,
+    job: CoreJob,
+    dir: &std::path::Path,
+) -> io::Result<JobOutcomeOf<S>> {
     match job {
         CoreJob::Save { name, bytes, .. } => {
-            crate::settings::save(dir, name, &bytes).map_err(io::Error::other)?;
+            let saved = crate::settings::save_on(storage, dir, name, &bytes);
+            saved.map_err(io::Error::other)?;
         }
         CoreJob::Persist(persist) => persist.write().map_err(io::Error::other)?,
         CoreJob::NameServerFile { path, bytes } => crate::settings::replace_file(&path, &bytes)?,

@@ -4,6 +4,7 @@
 //! threads, which share nothing but the mesh rings.
 
 pub mod back;
+pub mod canary;
 pub mod connections;
 pub mod control_task;
 pub mod directory;

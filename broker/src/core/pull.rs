@@ -10,6 +10,7 @@ use wire::header::{ExtValue, Header, Reply, encode_reply_with};
 use wire::message::sysflag;
 use wire::requests::PullRequest;
 
+use super::canary::Canary;
 use super::messages::{MeshMessage, ReplyTo};
 use super::pulls::{WaitingPull, WaitsFor};
 use super::state::State;
@@ -415,7 +416,10 @@ impl State {
     }
 
     fn answer_from_ring(&mut self, pull: &WaitingPull, next_offset: u64) {
-        let units = std::mem::take(&mut self.scratch.chosen);
+        let mut units = std::mem::take(&mut self.scratch.chosen);
+        if self.canary.is(Canary::Reorder) {
+            units.reverse();
+        }
         let bytes: u64 = units.iter().map(|unit| u64::from(unit.size)).sum();
         self.count_found(pull, units.len() as u64, bytes);
         let mut frame = std::mem::take(&mut self.scratch.reply);

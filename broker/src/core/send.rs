@@ -15,6 +15,7 @@ use wire::header::{FieldError, Header, SendAnswerFields};
 use wire::message::{PROPERTIES_BYTES_MAX, batch, ids, properties, sysflag, tags};
 use wire::requests::SendRequest;
 
+use super::canary::{self, Canary};
 use super::directory::QueueHome;
 use super::messages::ReplyTo;
 use super::replies::Awaited;
@@ -386,6 +387,9 @@ impl State {
         let message = target.message(origin, request, &found, body, &parts);
         let appended = match (&mut self.null, found.due_ms) {
             (Some(null), _) => null.take(body.len(), self.now.wall_ms),
+            (None, _) if self.canary.drops(body) => {
+                canary::thrown_away(shard.queues().get(target.queue))
+            }
             (None, Some(due_ms)) => shard.append_timed(self.now, message, due_ms)?,
             (None, None) if found.delay_level > 0 => {
                 shard.append_delayed(self.now, message, found.delay_level)?
@@ -534,7 +538,8 @@ impl State {
         let Some(shard) = self.shards.get_mut(target.local) else {
             return;
         };
-        if !shard.replies.is_empty() || shard.shard.watermark() < appended.end {
+        let is_safe = shard.shard.watermark() >= appended.end || self.canary.is(Canary::AckEarly);
+        if !shard.replies.is_empty() || !is_safe {
             let now_us = self.now.monotonic_us;
             shard
                 .replies
@@ -563,7 +568,8 @@ impl State {
         let Some(shard) = self.shards.get_mut(local) else {
             return;
         };
-        if shard.replies.is_empty() && shard.shard.watermark() >= end {
+        let is_safe = shard.shard.watermark() >= end || self.canary.is(Canary::AckEarly);
+        if shard.replies.is_empty() && is_safe {
             shard.latency.record(1);
             self.deliver(reply.link, frame);
         } else {

@@ -6,9 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use shard::address;
-use shard::io::Storage as _;
-use shard::io::real::{DirectMode, RealStorage};
-use shard::memory::{LockedRing, RingSpec};
+use shard::io::Storage;
+use shard::io::real::RealStorage;
+use shard::memory::{LockedRing, Opened, RingSpec};
 use shard::recovery::{Recovered, RecoverySetup, SavedOffset, recover};
 use shard::runtime::uring::LogPort;
 use shard::{AckPoint, ShardConfig};
@@ -30,21 +30,74 @@ const RUN_UNITS: u64 = 1 << 16;
 const RUN_LOG_BYTES: u64 = 128 << 20;
 
 /// The store of this process, recovered.
-pub struct OpenStore {
+pub struct OpenStore<S: Storage> {
     /// Identity.
     pub identity: StoreIdentity,
     /// Shards the store had before, when it is not new.
     pub had_shards: Option<u16>,
     /// Shards by number.
-    pub shards: Vec<Recovered<RealStorage>>,
+    pub shards: Vec<Recovered<S>>,
     /// The files.
-    pub storage: RealStorage,
+    pub storage: S,
     /// Root directory.
     pub root: PathBuf,
     /// Directory of surviving buffers.
     pub buffer_dir: Option<PathBuf>,
-    /// Keeps the store locked.
-    pub lock: std::fs::File,
+    /// Keeps the store locked; a simulated one needs no lock.
+    pub lock: Option<std::fs::File>,
+}
+
+/// What a start needs of the machine besides its file system.
+pub trait Host: Sync {
+    /// The write buffer that a process left behind at a path, whoever made it.
+    fn survivor(&self, path: PathBuf) -> Option<LockedRing>;
+    /// A write buffer for this process; without a path it dies with it.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    fn open_buffer(&self, spec: RingSpec) -> Result<Opened, CoreError>;
+    /// Wall clock in milliseconds.
+    fn wall_ms(&self) -> i64;
+    /// Whether shards are recovered one after the other, so that a simulation is the same each
+    /// time.
+    fn in_order(&self) -> bool;
+}
+
+/// The machine every real broker runs on.
+pub struct RealHost;
+
+impl Host for RealHost {
+    fn survivor(&self, path: PathBuf) -> Option<LockedRing> {
+        let bytes = LockedRing::existing_bytes(&path).ok().flatten()?;
+        let spec = RingSpec {
+            path: Some(path),
+            bytes,
+            lock: false,
+        };
+        let opened = LockedRing::open(spec).ok()?;
+        opened.existed.then_some(opened.ring)
+    }
+
+    fn open_buffer(&self, spec: RingSpec) -> Result<Opened, CoreError> {
+        if let Some(path) = &spec.path
+            && LockedRing::existing_bytes(path)
+                .ok()
+                .flatten()
+                .is_some_and(|had| had != spec.bytes)
+        {
+            // It has been written out by recovery; this process wants another size.
+            let _ = std::fs::remove_file(path);
+        }
+        LockedRing::open(spec).map_err(|error| CoreError::Other(error.to_string()))
+    }
+
+    fn wall_ms(&self) -> i64 {
+        shard::runtime::sys::wall_ms()
+    }
+
+    fn in_order(&self) -> bool {
+        false
+    }
 }
 
 /// Address that is stored with records and told in message ids.
@@ -87,7 +140,7 @@ fn shard_config(
     }
 }
 
-fn make_dirs(storage: &RealStorage, config: &Config, root: &Path) -> Result<(), CoreError> {
+fn make_dirs<S: Storage>(storage: &S, config: &Config, root: &Path) -> Result<(), CoreError> {
     let dirs = [
         root.to_path_buf(),
         root.join("config"),
@@ -103,19 +156,21 @@ fn make_dirs(storage: &RealStorage, config: &Config, root: &Path) -> Result<(), 
     })
 }
 
-/// Opens and recovers the store.
-pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreError> {
+/// Opens and recovers the store. `adjust` has the last word on how shards are set up.
+pub fn open_store<S: Storage>(
+    plan: &RunPlan,
+    storage: S,
+    machine: &dyn Host,
+    health: &Health,
+    adjust: &(dyn Fn(&mut ShardConfig) + Sync),
+) -> Result<OpenStore<S>, CoreError> {
     let config = &plan.config;
     let root = config.store_path_root.as_path().to_path_buf();
-    let storage = RealStorage::new(match config.direct {
-        value::Need::Require => DirectMode::Require,
-        value::Need::Auto => DirectMode::Auto,
-    });
     make_dirs(&storage, config, &root)?;
-    let lock = super::store::lock(&root)?;
     let wanted = u16::try_from(config.shards).unwrap_or(1).max(1);
     let segment_bytes = config.segment_bytes.0;
-    let (identity, had_shards) = StoreIdentity::load_or_new(&root, wanted, segment_bytes)?;
+    let (identity, had_shards) =
+        StoreIdentity::load_or_new(&storage, &root, wanted, segment_bytes)?;
     say_shards(had_shards, wanted);
     if had_shards.is_some() && identity.segment_bytes != segment_bytes {
         let (has, asked) = (identity.segment_bytes, segment_bytes);
@@ -126,7 +181,7 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
         );
     }
     let host = store_host(config)?;
-    let (offsets, positions) = load_offsets(&root)?;
+    let (offsets, positions) = load_offsets(&storage, &root)?;
     let buffer_dir = plan.granted.buffer_dir.clone();
     let job = RecoveryJob {
         config,
@@ -137,6 +192,8 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
         positions: &positions,
         host,
         health,
+        machine,
+        adjust,
     };
     let shards = job.run_all()?;
     Ok(OpenStore {
@@ -146,7 +203,7 @@ pub fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore, CoreErro
         storage,
         root,
         buffer_dir,
-        lock,
+        lock: None,
     })
 }
 
@@ -167,21 +224,28 @@ fn say_shards(had: Option<u16>, asked: u16) {
     }
 }
 
-struct RecoveryJob<'a> {
+struct RecoveryJob<'a, S> {
     config: &'a Config,
-    storage: &'a RealStorage,
+    storage: &'a S,
     identity: &'a StoreIdentity,
     buffer_dir: Option<&'a Path>,
     offsets: &'a [SavedOffset],
     positions: &'a [(u16, u64)],
     host: std::net::SocketAddr,
     health: &'a Health,
+    machine: &'a dyn Host,
+    adjust: &'a (dyn Fn(&mut ShardConfig) + Sync),
 }
 
-impl RecoveryJob<'_> {
+impl<S: Storage> RecoveryJob<'_, S> {
     /// Recovers all shards side by side.
-    fn run_all(&self) -> Result<Vec<Recovered<RealStorage>>, CoreError> {
-        let results: Vec<Result<Recovered<RealStorage>, CoreError>> = std::thread::scope(|scope| {
+    fn run_all(&self) -> Result<Vec<Recovered<S>>, CoreError> {
+        if self.machine.in_order() {
+            return (0..self.identity.shards)
+                .map(|number| self.run_one(number))
+                .collect();
+        }
+        let results: Vec<Result<Recovered<S>, CoreError>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.identity.shards)
                 .map(|number| scope.spawn(move || self.run_one(number)))
                 .collect();
@@ -194,7 +258,7 @@ impl RecoveryJob<'_> {
         results.into_iter().collect()
     }
 
-    fn run_one(&self, number: u16) -> Result<Recovered<RealStorage>, CoreError> {
+    fn run_one(&self, number: u16) -> Result<Recovered<S>, CoreError> {
         let segment_bytes = self.identity.segment_bytes;
         // The buffer lies where the last start had it, wherever this one is told to have it.
         let last_dir = self.identity.buffer_dir.as_deref();
@@ -210,8 +274,10 @@ impl RecoveryJob<'_> {
             told.set((done.max(done_before), total.max(total_before)));
         };
         let clean = self.identity.clean && survivor.is_none();
+        let mut config = shard_config(self.config, number, segment_bytes, self.host);
+        (self.adjust)(&mut config);
         let setup = RecoverySetup {
-            config: shard_config(self.config, number, segment_bytes, self.host),
+            config,
             survivor: survivor.as_ref(),
             in_flight_bytes_max: if clean { 0 } else { self.config.buffer_bytes.0 },
             saved_offsets: self.offsets.to_vec(),
@@ -244,17 +310,10 @@ impl RecoveryJob<'_> {
 
     /// The write buffer the last process left, if it belongs to this store and its last start.
     fn survivor(&self, dir: &Path, number: u16) -> Option<LockedRing> {
-        let path = buffer_path(dir, self.identity, number);
-        let bytes = LockedRing::existing_bytes(&path).ok().flatten()?;
-        let spec = RingSpec {
-            path: Some(path),
-            bytes,
-            lock: false,
-        };
-        let opened = LockedRing::open(spec)
-            .ok()
-            .filter(|opened| opened.existed)?;
-        let header = opened.ring.header();
+        let ring = self
+            .machine
+            .survivor(buffer_path(dir, self.identity, number))?;
+        let header = ring.header();
         let ours = header.store_id() == self.identity.id()
             && header.epoch() == self.identity.epoch
             && header.shard() == u32::from(number);
@@ -264,35 +323,26 @@ impl RecoveryJob<'_> {
                 "a write buffer of another start was found and left out"
             );
         }
-        ours.then_some(opened.ring)
+        ours.then_some(ring)
     }
 }
 
 /// The write buffer of a shard for this process.
 pub fn open_ring(
+    machine: &dyn Host,
     config: &Config,
     identity: &StoreIdentity,
     buffer_dir: Option<&Path>,
     number: u16,
     lock: bool,
-) -> Result<(LockedRing, bool), CoreError> {
+) -> Result<LockedRing, CoreError> {
     let bytes = config.buffer_bytes.0 as usize;
     let path = buffer_dir.map(|dir| buffer_path(dir, identity, number));
-    if let Some(path) = &path
-        && LockedRing::existing_bytes(path)
-            .ok()
-            .flatten()
-            .is_some_and(|had| had != bytes)
-    {
-        // It has been written out by recovery; this process wants another size.
-        let _ = std::fs::remove_file(path);
-    }
-    let spec = RingSpec { path, bytes, lock };
-    let opened = LockedRing::open(spec).map_err(|error| CoreError::Other(error.to_string()))?;
+    let opened = machine.open_buffer(RingSpec { path, bytes, lock })?;
     opened
         .ring
         .format(identity.id(), identity.epoch, u32::from(number));
-    Ok((opened.ring, lock && opened.locked.is_ok()))
+    Ok(opened.ring)
 }
 
 /// What acknowledgements wait for.
@@ -323,8 +373,8 @@ pub fn choose_log_port(config: &Config, storage: &RealStorage, dir: &Path) -> (L
 type SavedOffsets = (Vec<SavedOffset>, Vec<(u16, u64)>);
 
 /// Reads `consumerOffset.json`: offsets, and the log position of each shard it was written at.
-fn load_offsets(root: &Path) -> Result<SavedOffsets, CoreError> {
-    let loaded = settings::load(&root.join("config"), OFFSETS_FILE);
+fn load_offsets<S: Storage>(storage: &S, root: &Path) -> Result<SavedOffsets, CoreError> {
+    let loaded = settings::load_on(storage, &root.join("config"), OFFSETS_FILE);
     let loaded = loaded.map_err(|error| CoreError::Other(error.to_string()))?;
     let Some(loaded) = loaded else {
         return Ok((Vec::new(), Vec::new()));

@@ -205,6 +205,8 @@ pub struct State {
     pub to_close: Vec<u64>,
     /// Questions to shards of this core that need the disk.
     pub cold_asks: super::gather::ColdAsks,
+    /// What is done wrong on purpose, in tests of the tests.
+    pub canary: super::canary::Canary,
     /// Changes of the control task that shards have not stored yet.
     pub settling: super::settle::Settling,
     /// Blocking jobs given to the auxiliary thread.
@@ -267,6 +269,7 @@ impl State {
             turn_again: false,
             to_close: Vec::new(),
             cold_asks: super::gather::ColdAsks::default(),
+            canary: super::canary::Canary::default(),
             settling: super::settle::Settling::default(),
             jobs: super::jobs::Jobs::default(),
             inbox: Vec::new(),

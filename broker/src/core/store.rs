@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use shard::io::Storage;
 
 use super::state::CoreError;
 use crate::settings;
@@ -45,13 +46,14 @@ impl StoreIdentity {
     }
 
     /// Reads the identity, or makes one for a new store; with the number of shards the store had.
-    pub fn load_or_new(
+    pub fn load_or_new<S: Storage>(
+        storage: &S,
         root: &Path,
         shards: u16,
         segment_bytes: u64,
     ) -> Result<(Self, Option<u16>), CoreError> {
         let dir = root.join("config");
-        let loaded = settings::load(&dir, STORE_FILE);
+        let loaded = settings::load_on(storage, &dir, STORE_FILE);
         let loaded = loaded.map_err(|error| CoreError::Other(error.to_string()))?;
         if let Some(loaded) = loaded {
             let mut found: Self = serde_json::from_slice(&loaded.bytes).map_err(|error| {
@@ -77,10 +79,10 @@ impl StoreIdentity {
     }
 
     /// Saves the identity.
-    pub fn save(&self, root: &Path) -> Result<(), CoreError> {
+    pub fn save<S: Storage>(&self, storage: &S, root: &Path) -> Result<(), CoreError> {
         let bytes =
             serde_json::to_vec(self).map_err(|error| CoreError::Other(error.to_string()))?;
-        settings::save(&root.join("config"), STORE_FILE, &bytes)
+        settings::save_on(storage, &root.join("config"), STORE_FILE, &bytes)
             .map(|_| ())
             .map_err(|error| CoreError::Other(error.to_string()))
     }

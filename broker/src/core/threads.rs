@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use shard::io::real::RealStorage;
+use shard::io::Storage;
+use shard::io::real::{DirectMode, RealStorage};
 use shard::maintain::ready_segments;
 use shard::mesh::{BellReader, BellRinger, Mesh, MeshEnd};
 use shard::recovery::Recovered;
-use shard::runtime::Driver as _;
+use shard::runtime::Driver;
 use shard::runtime::uring::{LogPort, UringConfig, UringDriver};
 use shard::runtime::{COLD_SLOT_BYTES, sys};
 
@@ -27,13 +28,14 @@ use super::outside::{
 };
 use super::registrar::{Identity, Registrar};
 use super::resolver;
-use super::start::{self, OpenStore};
+use super::start::{self, Host, OpenStore, RealHost};
 use super::state::{CoreError, LocalShard, State, StateParts};
 use super::store::{StoreIdentity, bytes_below};
 use super::turn::Core;
 use crate::cli::banner::{Banner, BrokerLines};
 use crate::cli::{NamesrvPlan, RunPlan};
 use crate::config::Config;
+use crate::config::value::Need;
 use crate::control::effects::Effect;
 use crate::control::{Control, ControlSetup, SavedTables};
 use crate::health::{Health, HealthServer, Phase};
@@ -45,18 +47,17 @@ use crate::settings;
 const RING_BYTES_PER_ENTRY: u64 = 512;
 
 /// What a core thread needs.
-struct Seed {
+pub struct Seed<S: Storage> {
     core: usize,
     cpu: Option<usize>,
     config: Arc<Config>,
     mesh: MeshEnd<MeshMessage>,
     bell: Option<BellReader>,
-    shards: Vec<Recovered<RealStorage>>,
+    shards: Vec<Recovered<S>>,
     homes: Arc<Vec<usize>>,
-    storage: RealStorage,
+    storage: Option<S>,
     identity: Option<StoreIdentity>,
     buffer_dir: Option<std::path::PathBuf>,
-    log_port: LogPort,
     lock_memory: bool,
     store_host: SocketAddr,
     control: Option<(Control, Registrar, Vec<Effect>)>,
@@ -85,18 +86,20 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     let health = Arc::new(Health::default());
     health.set_phase(Phase::Recovering);
     let metrics = Arc::new(Metrics::new(&plan.config, health.clone()));
-    check_first(&plan)?;
+    let listen = check_first(&plan)?;
     let server = start_health(&plan, &health, &metrics)?;
     let _exporter = start_exporter(&plan, &health, &metrics)?;
     let (store, signals) = if plan.broker {
         let watch = StartWatch::over(signals)?;
-        let store = start::open_store(&plan, &health)?;
+        let store = open_store(&plan, &health)?;
         (Some(store), watch.end()?)
     } else {
         (None, signals)
     };
     let stop = Arc::new(AtomicBool::new(false));
-    let (seeds, ringers, lines, identity) = seeds(&plan, store, &stop, &metrics)?;
+    let (log_port, why) = log_port(&plan, store.as_ref());
+    let lines = store.as_ref().map(|store| broker_lines(&plan, store, &why));
+    let (seeds, ringers, identity) = seeds(&plan, store, listen, &stop, &metrics, &RealHost)?;
     let (ready, became_ready) = mpsc::channel();
     let mut threads = Vec::new();
     for seed in seeds {
@@ -104,7 +107,7 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
         let name = format!("core-{}", seed.core);
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || run_core(seed, &ready));
+            .spawn(move || run_core(seed, log_port, &ready));
         threads.push(thread.map_err(|source| machine("starting a core thread", source))?);
     }
     drop(ready);
@@ -128,7 +131,7 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     let clean = halt(&stop, &ringers, threads);
     if let Some((mut identity, root, lock)) = identity {
         identity.clean = clean;
-        identity.save(&root)?;
+        identity.save(&storage_of(&plan.config), &root)?;
         drop(lock);
     }
     if clean {
@@ -140,18 +143,49 @@ pub fn run(plan: RunPlan) -> Result<(), CoreError> {
     }
 }
 
-/// Refuses what can be known before a store is made, or one is recovered for minutes.
-fn check_first(plan: &RunPlan) -> Result<(), CoreError> {
+/// Refuses what can be known before a store is made, or one is recovered for minutes. Returns where
+/// the broker listens.
+fn check_first(plan: &RunPlan) -> Result<Vec<SocketAddr>, CoreError> {
     check_own_ports(plan)?;
+    let mut listen = Vec::new();
     if plan.broker {
-        broker_addresses(&plan.config)?;
+        listen = broker_addresses(&plan.config)?;
         start::store_host(&plan.config)?;
     }
     if let Some(plan) = &plan.namesrv {
         namesrv_addresses(plan)?;
         saved_name_server(plan)?;
     }
-    Ok(())
+    Ok(listen)
+}
+
+/// The file system of a real broker.
+fn storage_of(config: &Config) -> RealStorage {
+    RealStorage::new(match config.direct {
+        Need::Require => DirectMode::Require,
+        Need::Auto => DirectMode::Auto,
+    })
+}
+
+/// Locks the store and recovers it.
+fn open_store(plan: &RunPlan, health: &Health) -> Result<OpenStore<RealStorage>, CoreError> {
+    let storage = storage_of(&plan.config);
+    let root = plan.config.store_path_root.as_path();
+    storage
+        .create_dirs(root)
+        .map_err(|source| machine(&format!("creating {}", root.display()), source))?;
+    let lock = super::store::lock(root)?;
+    let mut store = start::open_store(plan, storage, &RealHost, health, &|_| {})?;
+    store.lock = Some(lock);
+    Ok(store)
+}
+
+/// The way of log writes, with the reason.
+fn log_port(plan: &RunPlan, store: Option<&OpenStore<RealStorage>>) -> (LogPort, String) {
+    store.map_or((LogPort::Thread, String::new()), |store| {
+        let log_dir = plan.config.store_path_commit_log.as_path();
+        start::choose_log_port(&plan.config, &store.storage, log_dir)
+    })
 }
 
 pub(super) fn machine(what: &str, source: std::io::Error) -> CoreError {
@@ -220,30 +254,30 @@ fn halt(stop: &AtomicBool, ringers: &[BellRinger], threads: Vec<JoinHandle<bool>
         .fold(true, |a, b| a & b)
 }
 
-type Held = Option<(StoreIdentity, std::path::PathBuf, std::fs::File)>;
-type Seeds = (Vec<Seed>, Vec<BellRinger>, Option<BrokerLines>, Held);
+type Held = Option<(StoreIdentity, std::path::PathBuf, Option<std::fs::File>)>;
+type Seeds<S> = (Vec<Seed<S>>, Vec<BellRinger>, Held);
 
 /// Divides everything among the cores.
-fn seeds(
+///
+/// # Errors
+/// When a file cannot be read or written or an address is none.
+pub fn seeds<S: Storage>(
     plan: &RunPlan,
-    store: Option<OpenStore>,
+    store: Option<OpenStore<S>>,
+    broker_listen: Vec<SocketAddr>,
     stop: &Arc<AtomicBool>,
     metrics: &Arc<Metrics>,
-) -> Result<Seeds, CoreError> {
+    host: &dyn Host,
+) -> Result<Seeds<S>, CoreError> {
     let config = Arc::new(plan.config.clone());
-    let cpus = core_cpus(plan, store.as_ref());
+    let shards = store.as_ref().map_or(0, |store| store.shards.len());
+    let cpus = core_cpus(plan, shards.max(1));
     let ends = Mesh::build(cpus.len(), config.mesh_slots as usize);
     let mut ends = ends.map_err(|source| machine("building the mesh", source))?;
     let mut bells: Vec<Option<BellReader>> = ends.iter_mut().map(MeshEnd::take_bell).collect();
     let ringers = bells.iter().flatten().map(BellReader::ringer).collect();
-    let shards = store.as_ref().map_or(0, |store| store.shards.len());
     metrics.set_cores(cpus.len(), shards);
     let homes: Arc<Vec<usize>> = Arc::new((0..shards).map(|shard| shard % cpus.len()).collect());
-    let broker_listen = if plan.broker {
-        broker_addresses(&config)?
-    } else {
-        Vec::new()
-    };
     let mut name_server = plan.namesrv.as_ref().map(name_server).transpose()?;
     let store_host = if plan.broker {
         start::store_host(&config)?
@@ -251,7 +285,14 @@ fn seeds(
         SocketAddr::from(([127, 0, 0, 1], 0))
     };
     let mut parts = match store {
-        Some(store) => divide_store(plan, &config, store, store_host, &homes, cpus.len())?,
+        Some(store) => divide_store(
+            &config,
+            store,
+            host.wall_ms(),
+            store_host,
+            &homes,
+            cpus.len(),
+        )?,
         None => StoreParts::without(cpus.len()),
     };
     let mut seeds = Vec::new();
@@ -270,7 +311,6 @@ fn seeds(
             storage: parts.storage.clone(),
             identity: parts.held.as_ref().map(|(identity, ..)| identity.clone()),
             buffer_dir: parts.buffer_dir.clone(),
-            log_port: parts.log_port,
             lock_memory: plan.granted.memlock,
             store_host,
             control: if core == 0 {
@@ -286,12 +326,11 @@ fn seeds(
             null: plan.null,
         });
     }
-    Ok((seeds, ringers, parts.lines, parts.held))
+    Ok((seeds, ringers, parts.held))
 }
 
 /// CPUs of the cores: no more than there are shards; the disk's interrupt CPU first.
-fn core_cpus(plan: &RunPlan, store: Option<&OpenStore>) -> Vec<usize> {
-    let shards = store.map_or(1, |store| store.shards.len()).max(1);
+fn core_cpus(plan: &RunPlan, shards: usize) -> Vec<usize> {
     let mut cpus = plan.config.cores.0.clone();
     if cpus.is_empty() {
         cpus.push(0);
@@ -300,43 +339,39 @@ fn core_cpus(plan: &RunPlan, store: Option<&OpenStore>) -> Vec<usize> {
     cpus
 }
 
-struct StoreParts {
-    shards: Vec<Vec<Recovered<RealStorage>>>,
-    storage: RealStorage,
+struct StoreParts<S: Storage> {
+    shards: Vec<Vec<Recovered<S>>>,
+    storage: Option<S>,
     held: Held,
     buffer_dir: Option<std::path::PathBuf>,
-    log_port: LogPort,
     control: Option<(Control, Registrar, Vec<Effect>)>,
     changes: Vec<Change>,
-    lines: Option<BrokerLines>,
 }
 
-impl StoreParts {
+impl<S: Storage> StoreParts<S> {
     fn without(cores: usize) -> Self {
         Self {
             shards: (0..cores).map(|_| Vec::new()).collect(),
-            storage: RealStorage::new(shard::io::real::DirectMode::Auto),
+            storage: None,
             held: None,
             buffer_dir: None,
-            log_port: LogPort::Thread,
             control: None,
             changes: Vec::new(),
-            lines: None,
         }
     }
 }
 
-fn divide_store(
-    plan: &RunPlan,
+fn divide_store<S: Storage>(
     config: &Config,
-    store: OpenStore,
+    store: OpenStore<S>,
+    now_ms: i64,
     host: SocketAddr,
     homes: &[usize],
     cores: usize,
-) -> Result<StoreParts, CoreError> {
+) -> Result<StoreParts<S>, CoreError> {
     let OpenStore {
         mut identity,
-        had_shards,
+        had_shards: _,
         shards,
         storage,
         root,
@@ -344,24 +379,21 @@ fn divide_store(
         lock,
     } = store;
     // What may refuse the start comes before what it leaves behind.
-    let (control, effects) = control(config, &identity, &root, host, &shards)?;
+    let (files, at) = ((&storage, root.as_path()), (host, now_ms));
+    let (control, effects) = control(config, &identity, files, at, &shards)?;
     let registrar = registrar(config)?;
     identity.epoch += 1;
     identity.clean = false;
     let last_dir = std::mem::replace(&mut identity.buffer_dir, buffer_dir.clone());
-    identity.save(&root)?;
+    identity.save(&storage, &root)?;
     if let Some(dir) = last_dir.filter(|dir| Some(dir) != buffer_dir.as_ref()) {
         // Recovery has written these buffers out; nobody else knows of them any more.
         for number in 0..identity.shards {
             let _ = std::fs::remove_file(super::store::buffer_path(&dir, &identity, number));
         }
     }
-    let (changes, effects) = settle_first_effects(&root, effects)?;
-    let log_dir = config.store_path_commit_log.as_path();
-    let (log_port, why) = start::choose_log_port(config, &storage, log_dir);
-    let mut lines = broker_lines(plan, config, &identity, &why, buffer_dir.as_ref(), &root);
-    lines.shards_had = had_shards.map(u64::from);
-    let mut divided: Vec<Vec<Recovered<RealStorage>>> = (0..cores).map(|_| Vec::new()).collect();
+    let (changes, effects) = settle_first_effects((&storage, &root), effects)?;
+    let mut divided: Vec<Vec<Recovered<S>>> = (0..cores).map(|_| Vec::new()).collect();
     for (number, shard) in shards.into_iter().enumerate() {
         let core = homes.get(number).copied().unwrap_or(0);
         if let Some(part) = divided.get_mut(core) {
@@ -370,25 +402,23 @@ fn divide_store(
     }
     Ok(StoreParts {
         shards: divided,
-        storage,
+        storage: Some(storage),
         held: Some((identity, root, lock)),
         buffer_dir,
-        log_port,
         control: Some((control, registrar, effects)),
         changes,
-        lines: Some(lines),
     })
 }
 
-fn control(
+fn control<S: Storage>(
     config: &Config,
     identity: &StoreIdentity,
-    root: &std::path::Path,
-    host: SocketAddr,
-    shards: &[Recovered<RealStorage>],
+    (storage, root): (&S, &std::path::Path),
+    (host, now_ms): (SocketAddr, i64),
+    shards: &[Recovered<S>],
 ) -> Result<(Control, Vec<Effect>), CoreError> {
     let dir = root.join("config");
-    let load = |name: &str| match settings::load(&dir, name) {
+    let load = |name: &str| match settings::load_on(storage, &dir, name) {
         Ok(loaded) => Ok(loaded.map(|loaded| loaded.bytes)),
         Err(error) => Err(CoreError::Other(error.to_string())),
     };
@@ -398,7 +428,6 @@ fn control(
         placement: load("placement.json")?,
         modes: load("messageRequestMode.json")?,
     };
-    let now_ms = sys::wall_ms();
     let setup = ControlSetup {
         shards: identity.shards,
         config: config.clone(),
@@ -423,15 +452,15 @@ fn control(
 /// Does what the control task wants done at its start before anybody listens: its tables are saved
 /// here, and every core gets its topics and groups with its seed. Requests are never answered from
 /// tables that are still empty.
-fn settle_first_effects(
-    root: &std::path::Path,
+fn settle_first_effects<S: Storage>(
+    (storage, root): (&S, &std::path::Path),
     effects: Vec<Effect>,
 ) -> Result<(Vec<Change>, Vec<Effect>), CoreError> {
     let (mut changes, mut later) = (Vec::new(), Vec::new());
     for effect in effects {
         match effect {
             Effect::Save { name, bytes } => {
-                settings::save(&root.join("config"), name, &bytes)
+                settings::save_on(storage, &root.join("config"), name, &bytes)
                     .map_err(|error| CoreError::Other(error.to_string()))?;
             }
             Effect::TopicChanged(topic) => changes.push(Change::Topic(topic)),
@@ -481,14 +510,8 @@ fn saved_name_server(plan: &NamesrvPlan) -> Result<NameServer, CoreError> {
         .map_err(|error| CoreError::Other(format!("{}: {error}", path.display())))
 }
 
-fn broker_lines(
-    plan: &RunPlan,
-    config: &Config,
-    identity: &StoreIdentity,
-    log_port: &str,
-    buffer_dir: Option<&std::path::PathBuf>,
-    root: &std::path::Path,
-) -> BrokerLines {
+fn broker_lines(plan: &RunPlan, store: &OpenStore<RealStorage>, log_port: &str) -> BrokerLines {
+    let (config, identity) = (&plan.config, &store.identity);
     let origin = config.origin_of("brokerIP1").map(ToString::to_string);
     BrokerLines {
         name: config.broker_name.0.clone(),
@@ -499,7 +522,7 @@ fn broker_lines(
         advertised_origin: origin.unwrap_or_default(),
         name_servers: crate::config::value::Value::text(&config.namesrv_addr),
         shards: u64::from(identity.shards),
-        shards_had: None,
+        shards_had: store.had_shards.map(u64::from),
         shards_asked: config.shards,
         flush: config.flush_disk_type.to_string(),
         direct: plan.granted.direct,
@@ -507,9 +530,9 @@ fn broker_lines(
         buffer_bytes: config.buffer_bytes.0 * u64::from(identity.shards),
         pinning: plan.granted.pinning,
         log_port: log_port.to_owned(),
-        buffer_dir: buffer_dir.cloned(),
-        store: std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf()),
-        store_bytes: bytes_below(root),
+        buffer_dir: store.buffer_dir.clone(),
+        store: std::path::absolute(&store.root).unwrap_or_else(|_| store.root.clone()),
+        store_bytes: bytes_below(&store.root),
         store_ahead_bytes: u64::from(identity.shards)
             * ready_segments(identity.segment_bytes)
             * identity.segment_bytes,
@@ -539,8 +562,12 @@ fn print_banner(plan: &RunPlan, server: Option<&HealthServer>, lines: Option<Bro
 }
 
 /// The body of a core thread; `true` when it drained.
-fn run_core(seed: Seed, ready: &mpsc::Sender<Result<(), CoreError>>) -> bool {
-    match open_core(seed) {
+fn run_core(
+    seed: Seed<RealStorage>,
+    log_port: LogPort,
+    ready: &mpsc::Sender<Result<(), CoreError>>,
+) -> bool {
+    match open_core(seed, log_port) {
         Ok(mut core) => {
             let _ = ready.send(Ok(()));
             core.run();
@@ -553,28 +580,44 @@ fn run_core(seed: Seed, ready: &mpsc::Sender<Result<(), CoreError>>) -> bool {
     }
 }
 
-fn open_core(mut seed: Seed) -> Result<Core<UringDriver>, CoreError> {
+fn open_core(
+    mut seed: Seed<RealStorage>,
+    log_port: LogPort,
+) -> Result<Core<UringDriver>, CoreError> {
     if let Some(cpu) = seed.cpu {
         sys::pin_to_cpu(cpu).map_err(|source| machine(&format!("pinning to CPU {cpu}"), source))?;
     }
     let config = seed.config.clone();
-    let mut driver = UringDriver::new(UringConfig {
+    let driver = UringDriver::new(UringConfig {
         core: seed.core,
         entries: ring_entries(seed.lock_memory, seed.mesh.cores()),
         cold_slots: (config.cold_bytes.0 as usize / COLD_SLOT_BYTES).max(4),
         connections_max: config.connections_max as usize,
-        log_port: seed.log_port,
+        log_port,
         bell: seed.bell.take(),
         spin_us: config.spin_us,
         lock_memory: seed.lock_memory,
-        storage: seed.storage.clone(),
+        storage: seed.storage.clone().unwrap_or_else(|| storage_of(&config)),
         ..UringConfig::default()
     })
     .map_err(no_ring)?;
+    open_on(seed, driver, &RealHost)
+}
+
+/// Opens everything a core has on its machine.
+///
+/// # Errors
+/// When a shard or a listener cannot be opened.
+pub fn open_on<D: Driver>(
+    mut seed: Seed<D::Storage>,
+    mut driver: D,
+    host: &dyn Host,
+) -> Result<Core<D>, CoreError> {
+    let config = seed.config.clone();
     let mut shards = Vec::new();
     for (local, mut recovered) in std::mem::take(&mut seed.shards).into_iter().enumerate() {
         recovered.set_local(local as u16);
-        shards.push(open_shard(&seed, &config, &mut driver, recovered)?);
+        shards.push(open_shard(&seed, host, &mut driver, recovered)?);
     }
     let changes = std::mem::take(&mut seed.changes);
     let mut listeners = Vec::new();
@@ -647,18 +690,19 @@ fn no_ring(source: std::io::Error) -> CoreError {
     ))
 }
 
-fn open_shard(
-    seed: &Seed,
-    config: &Config,
-    driver: &mut UringDriver,
-    recovered: Recovered<RealStorage>,
+fn open_shard<D: Driver>(
+    seed: &Seed<D::Storage>,
+    host: &dyn Host,
+    driver: &mut D,
+    recovered: Recovered<D::Storage>,
 ) -> Result<LocalShard, CoreError> {
+    let config = &seed.config;
     let Some(identity) = &seed.identity else {
         return Err(CoreError::Other("a shard without a store".to_owned()));
     };
     let number = recovered.number();
     let dir = seed.buffer_dir.as_deref();
-    let (ring, _) = start::open_ring(config, identity, dir, number, seed.lock_memory)?;
+    let ring = start::open_ring(host, config, identity, dir, number, seed.lock_memory)?;
     let ack = start::ack_point(config, dir.is_some());
     let shard = recovered.open(driver, ring, ack, config.flush_interval_ms * 1000)?;
     Ok(LocalShard {
@@ -669,7 +713,7 @@ fn open_shard(
     })
 }
 
-fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State {
+fn new_state<S: Storage>(seed: Seed<S>, config: Arc<Config>, shards: Vec<LocalShard>) -> State {
     let mut state = State::new(StateParts {
         core: seed.core,
         config,
@@ -685,6 +729,7 @@ fn new_state(seed: Seed, config: Arc<Config>, shards: Vec<LocalShard>) -> State 
     state.name_server = seed
         .name_server
         .map(|(server, dir, _)| Box::new(NameServerTask::new(server, dir)));
+    state.canary = super::canary::Canary::from_environment();
     state.null = seed.null.then(super::null::NullStore::default);
     state
 }

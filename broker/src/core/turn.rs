@@ -46,13 +46,7 @@ impl<D: Driver> Core<D> {
     /// Runs until the process stops and everything is on disk (or draining takes too long).
     pub fn run(&mut self) {
         loop {
-            let again = std::mem::take(&mut self.state.turn_again);
-            let deadline = if again || self.state.mesh.has_pending() {
-                Some(0)
-            } else {
-                self.deadline_us()
-            };
-            self.driver.wait(deadline);
+            self.wait();
             self.turn();
             if self.stop.load(Ordering::Acquire) && self.drained() {
                 break;
@@ -61,6 +55,17 @@ impl<D: Driver> Core<D> {
         for local in &mut self.state.shards {
             local.shard.finish();
         }
+    }
+
+    /// Sleeps until there is something to do.
+    pub fn wait(&mut self) {
+        let again = std::mem::take(&mut self.state.turn_again);
+        let deadline = if again || self.state.mesh.has_pending() {
+            Some(0)
+        } else {
+            self.deadline_us()
+        };
+        self.driver.wait(deadline);
     }
 
     /// One turn.

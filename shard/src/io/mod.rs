@@ -77,6 +77,8 @@ pub trait Storage: Clone + Send + Sync + 'static {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Renames a file, replacing the target.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file a second name.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Lists a directory.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
     /// Creates a directory and its parents.
@@ -85,6 +87,8 @@ pub trait Storage: Clone + Send + Sync + 'static {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Reads a small file whole (settings; buffered).
     fn read_file(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// Writes a small file whole, in place, and syncs it; its name is not synced.
+    fn write_synced(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// Writes a small file durably: to `path.tmp`, sync, rename, sync of the directory.
     fn write_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// Space left.

@@ -318,6 +318,10 @@ impl Storage for RealStorage {
         std::fs::rename(from, to)
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::hard_link(from, to)
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(dir)? {
@@ -366,17 +370,15 @@ impl Storage for RealStorage {
         Ok(bytes)
     }
 
+    fn write_synced(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    }
+
     fn write_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let temporary = temporary_path(path);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o640)
-            .open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        drop(file);
+        self.write_synced(&temporary, bytes)?;
         std::fs::rename(&temporary, path)?;
         match path.parent() {
             Some(dir) if !dir.as_os_str().is_empty() => self.sync_dir(dir),

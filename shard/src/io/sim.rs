@@ -606,6 +606,18 @@ impl Storage for SimStorage {
         Ok(())
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut disk = self.lock();
+        disk.begin_blocking(Operation::Create, to)?;
+        let number = disk.names.get(from).copied();
+        let number = number.ok_or_else(|| errno(libc::ENOENT))?;
+        if disk.names.contains_key(to) {
+            return Err(errno(libc::EEXIST));
+        }
+        disk.change(NameChange::Link(to.to_path_buf(), number));
+        Ok(())
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
         let disk = self.lock();
         let mut entries = Vec::new();
@@ -681,18 +693,22 @@ impl Storage for SimStorage {
         Ok(bytes)
     }
 
-    fn write_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let temporary = temporary_path(path);
-        match self.remove(&temporary) {
+    fn write_synced(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        match self.remove(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let file = self.open(&temporary, OpenMode::CreateNew)?;
+        let file = self.open(path, OpenMode::CreateNew)?;
         let mut padded = bytes.to_vec();
         padded.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         file.write_all_at(&padded, 0)?;
         file.truncate(bytes.len() as u64)?;
-        file.sync()?;
+        file.sync()
+    }
+
+    fn write_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let temporary = temporary_path(path);
+        self.write_synced(&temporary, bytes)?;
         self.rename(&temporary, path)?;
         self.sync_dir(&directory_of(path))
     }

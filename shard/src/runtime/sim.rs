@@ -313,6 +313,16 @@ impl SimMachine {
         LockedRing::open_on(file, None, bytes, false)
     }
 
+    /// Bytes of a ring that survived, if there is one.
+    #[must_use]
+    pub fn ring_bytes(&self, name: &str) -> Option<usize> {
+        let inner = self.lock();
+        let len = inner.rings.get(name)?.metadata().ok()?.len();
+        usize::try_from(len)
+            .ok()?
+            .checked_sub(crate::memory::DATA_OFFSET_BYTES)
+    }
+
     /// Removes a surviving ring.
     pub fn remove_ring(&self, name: &str) {
         self.lock().rings.remove(name);

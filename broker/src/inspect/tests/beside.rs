@@ -58,6 +58,10 @@ fn seal(store: &Store, places: &[(PathBuf, usize, usize)]) -> PathBuf {
     path
 }
 
+fn storage() -> shard::io::real::RealStorage {
+    shard::io::real::RealStorage::new(shard::io::real::DirectMode::Auto)
+}
+
 fn facts(store: &Store) -> StoreFacts {
     StoreFacts::gather(&store.dir, &store.dir)
 }
@@ -85,7 +89,7 @@ fn identity(store: &Store, clean: bool) -> StoreIdentity {
         buffer_dir: None,
     };
     fs::create_dir_all(store.dir.join("config")).unwrap();
-    identity.save(&store.dir).unwrap();
+    identity.save(&storage(), &store.dir).unwrap();
     identity
 }
 
@@ -197,7 +201,7 @@ fn what_the_buffer_holds_counts_as_the_log() {
         epoch: 4,
         ..identity
     };
-    later.save(&store.dir).unwrap();
+    later.save(&storage(), &store.dir).unwrap();
     let report = one(&store, &self::facts(&store));
     assert_eq!(report.records, 30);
     let words = "of start 3, the last one was 4";
