@@ -138,6 +138,7 @@ fn core(
     }
     Core {
         idle_scanned_us: state.now.monotonic_us,
+        cold_turn: 0,
         driver,
         state,
         listeners: Vec::new(),

@@ -658,6 +658,7 @@ pub fn open_on<D: Driver>(
         listeners,
         stop,
         idle_scanned_us: now.monotonic_us,
+        cold_turn: 0,
         drain_until_us: None,
     })
 }

@@ -38,6 +38,8 @@ pub struct Core<D: Driver> {
     pub stop: Arc<AtomicBool>,
     /// Last look for idle connections.
     pub idle_scanned_us: u64,
+    /// The shard that had the last turn to get a slot for a cold read.
+    pub cold_turn: usize,
     /// When draining must end, once it began.
     pub drain_until_us: Option<u64>,
 }
@@ -116,15 +118,21 @@ impl<D: Driver> Core<D> {
         self.state.turn_again = true;
     }
 
-    /// A shard that found no slot for a cold read gets one that a neighbour has.
+    /// A shard that found no slot for a cold read gets one that a neighbour has. Those that found
+    /// none take turns, so that neither of two waits for the other and none is passed over.
     fn share_cold_slots(&mut self) {
         let shards = &mut self.state.shards;
-        let lacks = |local: &super::state::LocalShard| local.shard.lacks_cold_slot();
-        let waiting = shards.iter().filter(|local| lacks(local)).count();
-        for local in shards.iter_mut() {
-            let others = waiting - usize::from(lacks(local));
-            self.state.turn_again |= local.shard.share_cold_slots(&mut self.driver, others > 0);
+        let count = shards.len();
+        let mut after = (1..=count).map(|step| (self.cold_turn + step) % count);
+        let next = after.find(|index| {
+            let local = shards.get(*index);
+            local.is_some_and(|local| local.shard.lacks_cold_slot())
+        });
+        for (index, local) in shards.iter_mut().enumerate() {
+            let waits = next.is_some_and(|next| next != index);
+            self.state.turn_again |= local.shard.share_cold_slots(&mut self.driver, waits);
         }
+        self.cold_turn = next.unwrap_or(self.cold_turn);
     }
 
     fn drain_mesh(&mut self) {

@@ -47,7 +47,7 @@ impl Shard {
             len: COLD_SLOT_BYTES,
             token: self.token(TokenKind::Window, number),
         };
-        if !driver.cold_read(read) {
+        if self.cold.neighbour_waits || !driver.cold_read(read) {
             self.evict(driver);
             if self.cold.neighbour_waits || !driver.cold_read(read) {
                 job.lacks_slot = true;
@@ -73,10 +73,10 @@ impl Shard {
         job.waits_for = Some(number);
     }
 
-    /// Tells whether a neighbour of the same core found every slot taken. Slots belong to all
-    /// shards of a core and a shard keeps what it has read, so a neighbour would never get one: a
-    /// shard that can do without gives up the window it used least lately, one that cannot leaves
-    /// the next free slot to the neighbour. Whether a slot was given.
+    /// Tells whether a neighbour of the same core found every slot taken and is the next to get
+    /// one. Slots belong to all shards of a core and a shard keeps what it has read, so a neighbour
+    /// would never get one: a shard gives up the window it used least lately, and takes no slot
+    /// until the neighbour has had its turn. Whether a slot was given.
     pub fn share_cold_slots<D: Driver>(&mut self, driver: &mut D, neighbour_waits: bool) -> bool {
         self.cold.neighbour_waits = neighbour_waits;
         let had = self.cold.windows.len();
