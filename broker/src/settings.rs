@@ -306,9 +306,10 @@ pub fn load_on<S: Storage>(
     let sums = files.sums()?;
     let mut contents = Vec::new();
     let mut something = files.sum_files().iter().any(|path| files.is_there(path));
-    for path in files.candidates() {
+    for (index, path) in files.candidates().into_iter().enumerate() {
         let content = files.read_if_there(&path)?;
-        something |= content.is_some();
+        // A temporary file alone is a first save that was cut off before it promised anything.
+        something |= index > 0 && content.is_some();
         contents.push((path, content));
     }
     if !something {

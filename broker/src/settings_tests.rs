@@ -68,6 +68,18 @@ fn nothing_saved_is_nothing_loaded() {
 }
 
 #[test]
+fn a_first_save_cut_off_before_its_list_is_nothing_saved() {
+    for cut in [0, 7, table(1).len()] {
+        let dir = Dir::new("first");
+        fs::write(dir.file("topics.json.tmp"), &table(1)[..cut]).unwrap();
+        fs::write(dir.file("topics.json.sum.tmp"), "generation 1 len").unwrap();
+        assert_eq!(load(&dir.0, NAME).unwrap(), None, "{cut} bytes");
+        assert_eq!(save(&dir.0, NAME, &table(2)).unwrap().generation, 1);
+        assert_eq!(load(&dir.0, NAME).unwrap().unwrap().bytes, table(2));
+    }
+}
+
+#[test]
 fn the_last_saved_generation_is_loaded_and_older_ones_are_kept() {
     let dir = Dir::new("last");
     saved(&dir, 5);
