@@ -497,6 +497,12 @@ impl<S: Storage> Recovered<S> {
         self.report.end
     }
 
+    /// Whether the log has something of a queue.
+    #[must_use]
+    pub fn holds(&self, topic: &str, queue_id: i32) -> bool {
+        self.tables.queues.find(topic, queue_id).is_some()
+    }
+
     /// Queues that the log knows, as (topic, queue id).
     pub fn queues(&self) -> impl Iterator<Item = (&str, i32)> {
         self.tables

@@ -256,6 +256,13 @@ impl Control {
         Ok(config)
     }
 
+    /// The shard that the tables have a queue on.
+    #[must_use]
+    pub fn place_of(&self, topic: &str, queue_id: i32) -> Option<u16> {
+        let placed = self.topics.get(topic)?;
+        placed.shards.get(usize::try_from(queue_id).ok()?).copied()
+    }
+
     /// The log holds a queue the tables do not know or have elsewhere (settings were lost): the
     /// queue is put where the log has it. Saved at the next tick.
     pub fn topic_recovered(

@@ -438,15 +438,40 @@ fn control<S: Storage>(
     };
     let (mut control, mut effects) =
         Control::new(setup).map_err(|error| CoreError::Other(error.to_string()))?;
-    for (number, shard) in shards.iter().enumerate() {
-        for (topic, queue_id) in shard
-            .queues()
-            .filter(|(topic, _)| ![shard::TIMER_TOPIC, shard::SCHEDULE_TOPIC].contains(topic))
-        {
-            control.topic_recovered(topic, queue_id, number as u16, &mut effects);
+    place_recovered(&mut control, shards, &mut effects);
+    Ok((control, effects))
+}
+
+/// Puts queues where the log has them. Two shards hold the same queue when one could not store the
+/// removal of its topic, which was made anew elsewhere: the queue stays where it was made last.
+fn place_recovered<S: Storage>(
+    control: &mut Control,
+    shards: &[Recovered<S>],
+    effects: &mut Vec<Effect>,
+) {
+    let holds = |shard: u16, topic: &str, queue_id| {
+        let found = shards.get(usize::from(shard));
+        found.is_some_and(|found| found.holds(topic, queue_id))
+    };
+    let own = [shard::TIMER_TOPIC, shard::SCHEDULE_TOPIC];
+    for (number, shard) in (0_u16..).zip(shards) {
+        for (topic, queue_id) in shard.queues().filter(|(topic, _)| !own.contains(topic)) {
+            let place = control.place_of(topic, queue_id);
+            if let Some(place) = place.filter(|place| *place != number)
+                && holds(place, topic, queue_id)
+            {
+                tracing::warn!(
+                    topic,
+                    queue_id,
+                    shard = number,
+                    place,
+                    "left out: messages of a topic that was deleted and made anew elsewhere"
+                );
+                continue;
+            }
+            control.topic_recovered(topic, queue_id, number, effects);
         }
     }
-    Ok((control, effects))
 }
 
 /// Does what the control task wants done at its start before anybody listens: its tables are saved
