@@ -9,6 +9,7 @@ pub mod config;
 pub mod control;
 pub mod core;
 pub mod doctor;
+pub mod explain;
 pub mod fuse;
 pub mod health;
 pub mod inspect;

@@ -23,6 +23,8 @@ pub struct OffsetEntry {
     pub position: u64,
     /// Next offset of the last pull, -1 when none was seen.
     pub pull_offset: i64,
+    /// When the last pull or pop looked here, in milliseconds; 0 when none was seen.
+    pub pulled_ms: i64,
     /// Offset a reset wants the next pull to start at, -1 without one.
     pub reset_to: i64,
 }
@@ -91,6 +93,7 @@ impl OffsetTable {
                     offset: -1,
                     position: 0,
                     pull_offset: -1,
+                    pulled_ms: 0,
                     reset_to: -1,
                 });
                 entries.len() - 1

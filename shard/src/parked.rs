@@ -104,6 +104,20 @@ impl Parked {
         true
     }
 
+    /// Pulls parked on a queue.
+    pub fn on<'a>(
+        &'a self,
+        queues: &QueueTable,
+        queue: QueueIndex,
+    ) -> impl Iterator<Item = u64> + 'a {
+        let mut id = queues.get(queue).map_or(NONE, |queue| queue.parked_head);
+        std::iter::from_fn(move || {
+            let entry = self.entries.get(id as usize)?;
+            id = entry.next;
+            Some(entry.token)
+        })
+    }
+
     /// Takes every pull parked on a queue.
     pub fn wake(&mut self, queues: &mut QueueTable, queue: QueueIndex, woken: &mut Vec<u64>) {
         let Some(queue) = queues.get_mut(queue) else {

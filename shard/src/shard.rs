@@ -550,9 +550,24 @@ impl Shard {
     }
 
     /// Remembers where the last pull of a group stood.
-    pub fn note_pull(&mut self, topic: &str, group: &str, queue_id: i32, next_offset: i64) {
+    pub fn note_pull(
+        &mut self,
+        now: Now,
+        topic: &str,
+        group: &str,
+        queue_id: i32,
+        next_offset: i64,
+    ) {
         if let Some(entry) = self.offsets.entry(topic, group, queue_id) {
+            entry.pulled_ms = now.wall_ms;
             entry.pull_offset = next_offset;
+        }
+    }
+
+    /// Remembers when a group last looked for messages of a queue by popping.
+    pub fn note_pop(&mut self, now: Now, topic: &str, group: &str, queue_id: i32) {
+        if let Some(entry) = self.offsets.entry(topic, group, queue_id) {
+            entry.pulled_ms = now.wall_ms;
         }
     }
 
@@ -609,6 +624,11 @@ impl Shard {
     /// Takes a parked pull back; `false` if it was woken already.
     pub fn unpark(&mut self, id: crate::parked::ParkId, token: u64) -> bool {
         self.parked.unpark(&mut self.queues, id, token)
+    }
+
+    /// Pulls parked on a queue.
+    pub fn parked_on(&self, queue: QueueIndex) -> impl Iterator<Item = u64> + '_ {
+        self.parked.on(&self.queues, queue)
     }
 
     /// Moves the tokens of woken pulls to `out`.

@@ -27,6 +27,7 @@ macro_rules! codes {
 pub mod private {
     codes! {
         FUSE_STATE = 900_001,
+        EXPLAIN = 900_002,
     }
 }
 

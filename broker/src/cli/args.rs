@@ -50,6 +50,8 @@ pub enum Command {
     /// Show the fuse of a name server (which brokers are out of the write path, until when, why)
     /// or of a broker (which of its disks hang)
     Fuse(FuseArgs),
+    /// Say where a message is, who got it, and why it waits
+    Explain(ExplainArgs),
 }
 
 /// Options that set things of the machine and of the store.
@@ -221,6 +223,40 @@ pub struct FuseArgs {
     pub namesrv: String,
     /// Broker to ask instead
     #[arg(short, long = "broker", value_name = "HOST:PORT")]
+    pub broker: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `explain`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(group = clap::ArgGroup::new("message").required(true).args(["id", "key", "queue"]))]
+pub struct ExplainArgs {
+    /// Name servers to ask, the first that answers
+    #[arg(short, long = "namesrv", value_name = "HOST:PORT")]
+    #[arg(default_value = "127.0.0.1:9876")]
+    pub namesrv: String,
+    /// Topic; needed but for an offset id
+    #[arg(short, long, value_name = "NAME")]
+    pub topic: Option<String>,
+    /// Consumer group that should get the message
+    #[arg(short, long, value_name = "NAME")]
+    pub group: Option<String>,
+    /// Message id: the offset id of the broker, or the unique key of the client
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
+    /// Key of the message
+    #[arg(long, value_name = "KEY", requires = "topic")]
+    pub key: Option<String>,
+    /// Queue of the message, with --offset
+    #[arg(long, value_name = "N", requires_all = ["offset", "topic"])]
+    pub queue: Option<i32>,
+    /// Its offset in the queue
+    #[arg(long, value_name = "N", requires = "queue")]
+    pub offset: Option<i64>,
+    /// Broker of the queue, where several have the topic
+    #[arg(long, value_name = "NAME")]
     pub broker: Option<String>,
     /// Print JSON
     #[arg(long)]

@@ -131,6 +131,7 @@ fn run(line: CommandLine, began: Instant) -> ExitCode {
         Command::Inspect(args) => return crate::inspect::run(args),
         Command::Null(args) => (Settings::null(args, &host), Print::No),
         Command::Fuse(args) => return fuse::run(args),
+        Command::Explain(args) => return crate::explain::run(args),
     };
     let settings = match settings {
         Ok(settings) => settings,

@@ -35,7 +35,7 @@ fn settings(line: &str) -> Settings {
         Command::Namesrv(args) => Settings::namesrv(&args, &host()).unwrap(),
         Command::Doctor(args) => Settings::doctor(&args, &host()).unwrap(),
         Command::Null(args) => Settings::null(&args, &host()).unwrap(),
-        Command::Inspect(_) | Command::Fuse(_) => panic!("no settings"),
+        Command::Inspect(_) | Command::Fuse(_) | Command::Explain(_) => panic!("no settings"),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a code without a handler is answered, never dropped.
 
-use wire::codes::request;
+use wire::codes::{private, request};
 use wire::header::Header;
 
 use super::Control;
@@ -112,6 +112,7 @@ impl Control {
             request::GET_BROKER_HA_STATUS => Err(Refusal::error(
                 "this broker has no replicas: replication is not set up",
             )),
+            private::EXPLAIN => self.explain_lock(call),
             request::RESET_MASTER_FLUSH_OFFSET => now(Answer::done()),
             request::GET_BROKER_EPOCH_CACHE => Err(Refusal::error(
                 "this broker keeps no epochs: it does not run under a controller",

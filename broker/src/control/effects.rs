@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use wire::body::{SubscriptionGroupConfig, TopicConfig};
-use wire::codes::request;
+use wire::codes::{private, request};
 
 use super::names::{DLQ_PREFIX, RETRY_PREFIX};
 use super::subscriptions::GroupSubscriptions;
@@ -232,6 +232,7 @@ pub fn is_independent(code: i32) -> bool {
             | request::LOCK_BATCH_MQ
             | request::UNLOCK_BATCH_MQ
             | request::GET_BROKER_RUNTIME_INFO
+            | private::EXPLAIN
     )
 }
 

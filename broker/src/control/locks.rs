@@ -107,6 +107,12 @@ impl Locks {
         }
     }
 
+    /// Who has locked a queue, and when the lock was renewed.
+    pub fn owner(&self, now_ms: i64, group: &str, queue: &MessageQueue) -> Option<(&str, i64)> {
+        let lock = self.groups.get(group)?.get(queue)?;
+        (!lock.is_expired(now_ms)).then_some((&*lock.client_id, lock.renewed_ms))
+    }
+
     /// Forgets what is expired.
     pub fn expire(&mut self, now_ms: i64) {
         let mut held = 0;

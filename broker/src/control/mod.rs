@@ -15,6 +15,7 @@ mod consume_stats;
 mod creation;
 mod dispatch;
 pub mod effects;
+mod explain_requests;
 mod group_requests;
 pub mod groups;
 mod heartbeat;

@@ -5,7 +5,7 @@
 
 use shard::address;
 use shard::runtime::ConnectionId;
-use wire::codes::{request, response};
+use wire::codes::{private, request, response};
 use wire::frame::{self, Frame};
 use wire::header::{self, Header};
 
@@ -183,6 +183,7 @@ impl State {
             request::POLLING_INFO => self.on_polling_info(origin, &reply, header, whole),
             request::CONSUMER_SEND_MSG_BACK => self.on_send_back(origin, &reply, header, whole),
             request::END_TRANSACTION => self.on_end_transaction(origin, &reply, header, whole),
+            private::EXPLAIN => self.on_explain(origin, &reply, header, whole),
             request::VIEW_MESSAGE_BY_ID => self.on_view(origin, &reply, header, whole),
             _ => self.to_control(origin, whole),
         }

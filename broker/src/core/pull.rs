@@ -11,6 +11,7 @@ use wire::message::sysflag;
 use wire::requests::PullRequest;
 
 use super::canary::Canary;
+use super::deliveries::{HandedOut, group_of};
 use super::messages::{MeshMessage, ReplyTo};
 use super::pulls::{WaitingPull, WaitsFor};
 use super::state::State;
@@ -81,16 +82,13 @@ impl State {
             .map_or(0, |entry| entry.config.topic_sys_flag);
         let mut pull = WaitingPull {
             reply: *reply,
+            client: origin.peer,
             group: (*group).into(),
             local,
             queue: home.index,
             offset: request.queue_offset,
             wanted,
-            limits: PullLimits {
-                messages_max: (request.max_msg_nums.clamp(1, PULL_MESSAGES_MAX) as usize)
-                    .min(self.hot.pull_messages_max.max(1)),
-                bytes_max: self.hot.pull_bytes_max,
-            },
+            limits: self.pull_limits(&request),
             deadline_us: self.pull_deadline_us(&request),
             suspend: request.sys_flag & sysflag::PULL_SUSPEND != 0,
             waits_for: WaitsFor::Disk,
@@ -163,6 +161,14 @@ impl State {
         }
     }
 
+    fn pull_limits(&self, request: &PullRequest<'_>) -> PullLimits {
+        PullLimits {
+            messages_max: (request.max_msg_nums.clamp(1, PULL_MESSAGES_MAX) as usize)
+                .min(self.hot.pull_messages_max.max(1)),
+            bytes_max: self.hot.pull_bytes_max,
+        }
+    }
+
     fn pull_deadline_us(&self, request: &PullRequest<'_>) -> u64 {
         let wait_ms = if self.hot.long_polling {
             request.suspend_timeout_millis.clamp(0, SUSPEND_MS_MAX) as u64
@@ -193,9 +199,13 @@ impl State {
                 tracing::debug!(topic, group, id, %refusal, "offset of a pull not stored");
             }
         }
-        local
-            .shard
-            .note_pull(topic, group, request.queue_id, request.queue_offset);
+        local.shard.note_pull(
+            self.now,
+            topic,
+            group,
+            request.queue_id,
+            request.queue_offset,
+        );
     }
 
     /// Answers a pull with what is there, asks the disk for it, or parks it.
@@ -215,6 +225,7 @@ impl State {
             Selection::Chosen { next_offset } if local.shard.all_in_ring(&self.scratch.chosen) => {
                 let chosen = self.scratch.chosen.len();
                 self.count_passed(&pull, next_offset, chosen);
+                self.note_delivery(&pull, next_offset);
                 self.answer_from_ring(&pull, next_offset);
             }
             Selection::Chosen { .. } | Selection::OnDisk => self.ask_disk(pull),
@@ -361,6 +372,7 @@ impl State {
                 }
                 self.count_passed(&pull, next_offset, messages);
                 self.count_found(&pull, messages as u64, bytes.len() as u64);
+                self.note_delivery(&pull, next_offset);
                 self.answer_found(&pull, next_offset, |out| out.extend_from_slice(&bytes));
             }
             Answer::Pull {
@@ -473,6 +485,24 @@ impl State {
         {
             entry.count_passed(&pull.group, queue.queue_id, passed);
         }
+    }
+
+    /// Takes note of who gets messages.
+    fn note_delivery(&mut self, pull: &WaitingPull, next_offset: u64) {
+        let Some(shard) = self.shards.get(pull.local).map(|local| &local.shard) else {
+            return;
+        };
+        let first = pull.offset.max(0) as u64;
+        let out = HandedOut {
+            shard: shard.number(),
+            queue: pull.queue,
+            group: group_of(&pull.group),
+            first,
+            count: next_offset.saturating_sub(first) as u32,
+            client: pull.client,
+            popped: false,
+        };
+        self.deliveries.note(self.now.wall_ms, out);
     }
 
     fn count_found(&mut self, pull: &WaitingPull, messages: u64, bytes: u64) {

@@ -26,6 +26,8 @@ pub enum WaitsFor {
 pub struct WaitingPull {
     /// Who is answered.
     pub reply: ReplyTo,
+    /// Address of the client.
+    pub client: std::net::SocketAddr,
     /// Consumer group.
     pub group: Box<str>,
     /// Local shard.
@@ -139,6 +141,14 @@ impl PullTable {
         Some(pull)
     }
 
+    /// A pull that waits.
+    #[must_use]
+    pub fn get(&self, token: u64) -> Option<&WaitingPull> {
+        let slot = self.slots.get(token as u32 as usize)?;
+        let current = u64::from(slot.generation & 0x3fff_ffff) == token >> 32;
+        slot.pull.as_ref().filter(|_| current)
+    }
+
     /// The next pull whose time is up.
     pub fn expired(&mut self, now_us: u64) -> Option<u64> {
         let Reverse((deadline, token)) = *self.deadlines.peek()?;
@@ -183,6 +193,7 @@ mod tests {
                 serialization: Serialization::Json,
                 oneway: false,
             },
+            client: "127.0.0.1:1".parse().unwrap(),
             group: "g".into(),
             local: 0,
             queue: 0,

@@ -181,6 +181,8 @@ pub struct State {
     pub pulls: PullTable,
     /// POP.
     pub pop: super::pop::PopState,
+    /// What was handed out lately.
+    pub deliveries: super::deliveries::Deliveries,
     /// Ring ends to the other cores.
     pub mesh: MeshEnd<MeshMessage>,
     /// Messages waiting for room in a ring, by target core.
@@ -257,6 +259,7 @@ impl State {
             filters: super::filters::FilterCache::default(),
             pulls: PullTable::default(),
             pop: super::pop::PopState::default(),
+            deliveries: super::deliveries::Deliveries::new(0),
             waiting: (0..parts.mesh.cores()).map(|_| VecDeque::new()).collect(),
             mesh: parts.mesh,
             control: None,

@@ -672,6 +672,7 @@ pub fn open_on<D: Driver>(
     let now = driver.refresh_clock();
     let mut state = new_state(seed, config, shards);
     state.now = now;
+    state.deliveries.begin(now.wall_ms);
     for change in changes {
         state.on_change(change);
     }

@@ -24,8 +24,8 @@ pub use event::{
     PopName,
 };
 pub use table::{
-    AckState, Due, DueMessage, IN_FLIGHT_MAX, IN_FLIGHT_PER_QUEUE_MAX, POP_QUEUES_MAX, PopFigures,
-    PopIndex, PopTable, Taking,
+    AckState, Due, DueMessage, Holding, IN_FLIGHT_MAX, IN_FLIGHT_PER_QUEUE_MAX, POP_QUEUES_MAX,
+    PopFigures, PopIndex, PopTable, Taking,
 };
 
 use crate::error::Refusal;

@@ -82,6 +82,21 @@ pub enum AckState {
     Gone,
 }
 
+/// A message that a consumer holds, or one acknowledged out of turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    /// Whether it was handed out in order.
+    pub ordered: bool,
+    /// Whether it is acknowledged, and only those in front of it are not.
+    pub acked: bool,
+    /// When it was handed out, in milliseconds.
+    pub pop_ms: i64,
+    /// Until when it is invisible, in milliseconds.
+    pub due_ms: i64,
+    /// How often it was handed out in order before.
+    pub count: i32,
+}
+
 /// What was handed out.
 #[derive(Clone, Copy, Debug)]
 pub struct Taking<'a> {
@@ -440,6 +455,35 @@ impl PopTable {
     pub fn is_ordered(&self, index: PopIndex, offset: u64) -> bool {
         let block = self.queue(index).and_then(|queue| queue.block.as_ref());
         block.is_some_and(|block| block.entry(offset).is_some())
+    }
+
+    /// What the table says of one message.
+    #[must_use]
+    pub fn holding(&self, index: PopIndex, offset: u64) -> Option<Holding> {
+        let block = self.queue(index).and_then(|queue| queue.block.as_ref());
+        if let Some((block, entry)) = block.and_then(|block| Some((block, block.entry(offset)?))) {
+            return Some(Holding {
+                ordered: true,
+                acked: entry.acked,
+                pop_ms: block.pop_ms,
+                due_ms: entry.due_ms,
+                count: entry.count,
+            });
+        }
+        self.flight(index, offset).map(|(_, flight)| Holding {
+            ordered: false,
+            acked: false,
+            pop_ms: flight.pop_ms,
+            due_ms: flight.due_ms,
+            count: 0,
+        })
+    }
+
+    /// Until when the head of a queue read in order waits for acknowledgements, in milliseconds.
+    #[must_use]
+    pub fn blocked_until_ms(&self, index: PopIndex) -> Option<i64> {
+        let block = self.queue(index).and_then(|queue| queue.block.as_ref());
+        block.and_then(|block| block.blocked_until())
     }
 
     /// The next thing whose time is up. A message stays held, but is not due again until it is

@@ -3,6 +3,8 @@
 //! Invariant: checks run in RocketMQ's order and the first failure is answered; an order owns all
 //! it needs, so that it can travel between cores.
 
+use std::net::SocketAddr;
+
 use shard::select::Wanted;
 use wire::codes::{request, response};
 use wire::header::Header;
@@ -31,6 +33,8 @@ const ANSWER_EARLY_MS: i64 = 50;
 pub struct PopOrder {
     /// Who is answered.
     pub reply: ReplyTo,
+    /// Address of the client.
+    pub client: SocketAddr,
     /// Consumer group.
     pub group: Box<str>,
     /// Topic.
@@ -79,7 +83,7 @@ impl State {
             let core = usize::from(origin.link.core);
             return self.forward_frame(core, origin, reply, whole, None);
         }
-        let mut order = match self.pop_order(reply, header) {
+        let mut order = match self.pop_order(reply, origin.peer, header) {
             Ok(order) => order,
             Err((code, remark)) => return self.answer(reply, code, Some(&remark)),
         };
@@ -96,12 +100,18 @@ impl State {
         self.go_on(Box::new(order));
     }
 
-    fn pop_order(&mut self, reply: &ReplyTo, header: &Header<'_>) -> Result<PopOrder, Refused> {
+    fn pop_order(
+        &mut self,
+        reply: &ReplyTo,
+        client: SocketAddr,
+        header: &Header<'_>,
+    ) -> Result<PopOrder, Refused> {
         let refused = |error: wire::header::FieldError| (response::SYSTEM_ERROR, error.to_string());
         self.pop.turn = self.pop.turn.wrapping_add(1);
         let turn = self.pop.turn;
         let mut order = PopOrder {
             reply: *reply,
+            client,
             group: "".into(),
             topic: "".into(),
             queue_id: -1,
@@ -151,19 +161,24 @@ impl State {
             order.attempt = asked.attempt_id.unwrap_or_default().into();
             (born_ms, poll_ms) = (asked.born_time, asked.poll_time);
         }
+        order.deadline_us = self.pop_deadline_us(order.notify, born_ms, poll_ms)?;
+        Ok(order)
+    }
+
+    /// Until when a request made at a time waits, unless it came too late.
+    fn pop_deadline_us(&self, notify: bool, born_ms: i64, poll_ms: i64) -> Result<u64, Refused> {
         let late_ms = if born_ms == 0 {
             0
         } else {
             self.now.wall_ms.saturating_sub(born_ms)
         };
-        if !order.notify && late_ms.saturating_sub(poll_ms) > LATE_MS_MAX {
+        if !notify && late_ms.saturating_sub(poll_ms) > LATE_MS_MAX {
             let remark = format!("the pop came {late_ms} ms after it was sent, it waits {poll_ms}");
             return refuse(response::POLLING_TIMEOUT, remark);
         }
         let wait_ms = poll_ms.saturating_sub(late_ms.max(0)) - ANSWER_EARLY_MS;
         let wait_ms = wait_ms.clamp(0, POLL_MS_MAX) as u64;
-        order.deadline_us = self.now.monotonic_us + wait_ms * 1000;
-        Ok(order)
+        Ok(self.now.monotonic_us + wait_ms * 1000)
     }
 
     fn check_pop(&self, order: &PopOrder) -> Result<(), Refused> {

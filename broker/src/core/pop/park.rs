@@ -19,6 +19,7 @@ use wire::requests::PollingInfo;
 use super::super::messages::{MeshMessage, ReplyTo};
 use super::super::state::State;
 use super::order::PopOrder;
+use super::receipt::normal_topic;
 use super::{PopMessage, Watched};
 use crate::control::effects::Origin;
 
@@ -265,6 +266,16 @@ impl State {
                 watch.armed = shape.filter(|_| hung);
             }
         }
+    }
+
+    /// Orders of a group that watch a topic at a shard of this core.
+    pub fn pops_waiting(&self, local: usize, topic: &str, group: &str) -> usize {
+        let topic = normal_topic(topic, group);
+        let watch = self.pop.watches.topics.get(&(local, topic.into()));
+        let watchers = watch.and_then(|watch| watch.groups.get(group));
+        let now_us = self.now.monotonic_us;
+        let waits = |watcher: &&Watcher| watcher.deadline_us > now_us;
+        watchers.map_or(0, |watchers| watchers.iter().filter(waits).count())
     }
 
     /// What tells that a topic has other queues than before.

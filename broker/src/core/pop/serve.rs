@@ -11,6 +11,7 @@ use shard::select::{PullLimits, Selection, Wanted};
 use shard::units::Unit;
 use wire::message::{RecordView, peek_len};
 
+use super::super::deliveries::{HandedOut, group_of};
 use super::super::gather::{ColdAsk, Then};
 use super::super::state::State;
 use super::answer::{Found, From, push_retry};
@@ -233,6 +234,7 @@ impl State {
         if stands != offset as i64 {
             shard.commit_offset(self.now, topic, group, queue_id, offset as i64)?;
         }
+        shard.note_pop(self.now, topic, group, queue_id);
         Ok((offset < end).then_some((offset, reset.is_some())))
     }
 
@@ -393,6 +395,17 @@ impl State {
             offsets: chosen.offsets,
         };
         let durable_at = shard.pop_take(self.now, chosen.index, &taking)?;
+        let out = HandedOut {
+            shard: shard.number(),
+            queue: candidate.queue,
+            group: group_of(group),
+            first: 0,
+            count: 0,
+            client: order.client,
+            popped: true,
+        };
+        self.deliveries
+            .note_each(self.now.wall_ms, out, chosen.offsets);
         found.end = found.end.max(durable_at);
         found.count += chosen.offsets.len();
         found.rest += end.saturating_sub(chosen.next) as i64;
