@@ -281,6 +281,11 @@ fn broker_sources(
             ("storePathCommitLog", commit_log.as_path()),
         ];
         for (key, path) in pairs {
+            // `--data` moves the whole store, but for a log that has a `--set` of its own.
+            let log_is_set = |given: &Setting| given.key == key && key == "storePathCommitLog";
+            if sources.command_line.iter().any(log_is_set) {
+                continue;
+            }
             sources
                 .command_line
                 .push(setting(key, &path.to_string_lossy(), "--data"));

@@ -136,6 +136,20 @@ fn standalone_options_are_over_the_file() {
 }
 
 #[test]
+fn a_log_that_is_set_apart_stays_there_when_data_names_the_rest() {
+    let all = settings("pinion standalone --data /d --set storePathCommitLog=/fast/log");
+    assert_eq!(all.config.store_path_root.as_path(), Path::new("/d"));
+    assert_eq!(
+        all.config.store_path_commit_log.as_path(),
+        Path::new("/fast/log")
+    );
+    assert_eq!(
+        all.config.origin_of("storePathCommitLog").unwrap().to_string(),
+        "command line --set"
+    );
+}
+
+#[test]
 fn broker_takes_the_options_of_rocketmq() {
     let file = temporary_file("broker", "brokerName=a\nnamesrvAddr=file:1\n");
     for program in ["pinion broker", "/usr/bin/mqbroker"] {
