@@ -123,6 +123,9 @@ impl<D: Driver> Core<D> {
     fn share_cold_slots(&mut self) {
         let shards = &mut self.state.shards;
         let count = shards.len();
+        if count < 2 {
+            return;
+        }
         let mut after = (1..=count).map(|step| (self.cold_turn + step) % count);
         let next = after.find(|index| {
             let local = shards.get(*index);
