@@ -6,13 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use crate::cli::{CompareOptions, Measure};
 use crate::error::BenchError;
-use crate::figures::{Spread, spread};
+use crate::figures::{self, Spread, spread};
 use crate::output::{self, RunDir};
 use crate::plan::Plan;
+use crate::plot;
 use crate::progress::Progress;
 use crate::routes;
 use crate::scenario::{self, Scenario, Summary};
@@ -21,6 +23,8 @@ use crate::sweep;
 
 /// Figures of one side in every round.
 type Rounds = Vec<Summary>;
+/// A side's name and its times.
+type Curve = (String, Histogram<u64>);
 
 /// Runs `compare`; true when every run was sound.
 pub fn run(options: &CompareOptions, plan: &Plan, progress: &Progress) -> Result<bool, BenchError> {
@@ -39,6 +43,7 @@ pub fn run(options: &CompareOptions, plan: &Plan, progress: &Progress) -> Result
         }
         let table = write_table(&dir, plan, &sides, &rounds)?;
         println!("{table}");
+        write_curves(&dir, plan, &sides, &rounds)?;
     }
     Ok(rounds.iter().flatten().all(|summary| summary.sound))
 }
@@ -85,6 +90,40 @@ fn write(
         "sides": sides,
     });
     dir.write_json("plan.json", &value)
+}
+
+/// The times of one loop on every side, each merged over its rounds.
+fn merged(sides: &[Side], rounds: &[Rounds], name: &str) -> Result<Vec<Curve>, BenchError> {
+    let each = sides.iter().zip(rounds).map(|(side, rounds)| {
+        let mut all = figures::histogram()?;
+        for times in rounds.iter().filter_map(|round| round.times.get(name)) {
+            figures::merge(&mut all, times);
+        }
+        Ok((side.name.clone(), all))
+    });
+    each.collect()
+}
+
+/// One picture for each loop: the curves of all sides in it.
+fn write_curves(
+    dir: &RunDir,
+    plan: &Plan,
+    sides: &[Side],
+    rounds: &[Rounds],
+) -> Result<(), BenchError> {
+    let all = rounds.iter().flatten();
+    let names: BTreeSet<&String> = all.flat_map(|round| round.times.keys()).collect();
+    for name in names {
+        let curves = merged(sides, rounds, name)?;
+        let rows: Vec<_> = curves
+            .iter()
+            .filter(|(_, times)| !times.is_empty())
+            .map(|(side, times)| (side.clone(), times))
+            .collect();
+        let title = format!("{name}: {}", output::title(plan));
+        plot::percentiles(&dir.file(&format!("{name}-curve.svg")), &title, &rows)?;
+    }
+    Ok(())
 }
 
 /// Every figure that all sides have in some round.
@@ -225,7 +264,7 @@ mod tests {
             .map(|figure| Summary {
                 figures: [("rate".to_owned(), *figure)].into(),
                 sound: true,
-                refusals: Vec::new(),
+                ..Summary::default()
             })
             .collect()
     }
@@ -235,6 +274,25 @@ mod tests {
         let [of, to] = [rounds(&[100.0, 10.0, 30.0]), rounds(&[50.0, 1.0, 10.0])];
         assert_eq!(ratios(&of, &to, "rate"), [2.0, 10.0, 3.0]);
         assert_eq!(spread(&ratios(&of, &to, "rate")).unwrap().median, 3.0);
+    }
+
+    #[test]
+    fn a_curve_holds_the_samples_of_all_rounds_of_its_side() {
+        let mut both = [rounds(&[1.0, 2.0]), rounds(&[3.0, 4.0])];
+        for (side, of) in both.iter_mut().enumerate() {
+            for (round, summary) in of.iter_mut().enumerate() {
+                let mut times = figures::histogram().unwrap();
+                times.record_n(1_000_000 * (1 + side as u64), 10 + round as u64).unwrap();
+                summary.times.insert("open".to_owned(), times);
+            }
+        }
+        let sides = ["a", "b"].map(|name| Side {
+            name: name.to_owned(),
+            ..Side::default()
+        });
+        let curves = merged(&sides, &both, "open").unwrap();
+        let seen = curves.iter().map(|(name, all)| (name.as_str(), all.len()));
+        assert_eq!(seen.collect::<Vec<_>>(), [("a", 21), ("b", 21)]);
     }
 
     #[test]

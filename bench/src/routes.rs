@@ -53,7 +53,7 @@ pub fn run(plan: &Plan, progress: &Progress, dir: &RunDir) -> Result<Summary, Be
     Ok(Summary {
         figures: [("route queries/s".to_owned(), rate)].into(),
         sound: true,
-        refusals: Vec::new(),
+        ..Summary::default()
     })
 }
 

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 
+use hdrhistogram::Histogram;
 use wire::codes::request;
 
 use crate::error::BenchError;
@@ -64,6 +65,9 @@ pub struct Summary {
     pub sound: bool,
     /// Why they are no headline.
     pub refusals: Vec<String>,
+    /// What the user waits for in each loop, by name: from due to delivered where something was
+    /// read, to acknowledged elsewhere.
+    pub times: BTreeMap<String, Histogram<u64>>,
 }
 
 /// Opens connections that will do nothing.
@@ -250,9 +254,14 @@ fn summary(outcome: &Outcome) -> Result<Summary, BenchError> {
     for (name, result) in &outcome.loops {
         let refusals = loop_figures(name, result, &mut summary.figures)?;
         summary.refusals.extend(refusals);
+        let figures = LoopFigures::of(result)?;
+        let row = figures.row("end-to-end").or(figures.row("latency"));
+        let row = row.map(|row| (name.clone(), row.clone()));
+        summary.times.extend(row);
     }
     if !summary.sound {
         summary.figures.clear();
+        summary.times.clear();
     }
     Ok(summary)
 }

@@ -25,7 +25,7 @@ const START_TIME: Duration = Duration::from_secs(120);
 const STOP_TIME: Duration = Duration::from_secs(60);
 
 /// How a server is run.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Side {
     /// Its name in tables.

@@ -330,6 +330,7 @@ fn write(
         figures,
         sound: true,
         refusals,
+        times: BTreeMap::new(),
     })
 }
 
