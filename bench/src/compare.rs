@@ -282,7 +282,9 @@ mod tests {
         for (side, of) in both.iter_mut().enumerate() {
             for (round, summary) in of.iter_mut().enumerate() {
                 let mut times = figures::histogram().unwrap();
-                times.record_n(1_000_000 * (1 + side as u64), 10 + round as u64).unwrap();
+                times
+                    .record_n(1_000_000 * (1 + side as u64), 10 + round as u64)
+                    .unwrap();
                 summary.times.insert("open".to_owned(), times);
             }
         }

@@ -52,12 +52,23 @@ struct Test {
     block: usize,
     /// Threads, each with one request in flight.
     depth: usize,
+    /// Time between two requests, in milliseconds: a machine that sleeps between them wakes late.
+    pause_ms: u64,
 }
 
 /// Every test, in order.
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 9] = [
     test("append 4 KiB", Work::Write, 4 << 10, 1),
     test("append 4 KiB + sync", Work::WriteAndSync, 4 << 10, 1),
+    Test {
+        pause_ms: 5,
+        ..test(
+            "append 4 KiB, 5 ms apart, + sync",
+            Work::WriteAndSync,
+            4 << 10,
+            1,
+        )
+    },
     test("append 64 KiB + sync", Work::WriteAndSync, 64 << 10, 1),
     test("append 256 KiB + sync", Work::WriteAndSync, 256 << 10, 1),
     test("append 256 KiB", Work::Write, 256 << 10, 1),
@@ -72,6 +83,7 @@ const fn test(name: &'static str, work: Work, block: usize, depth: usize) -> Tes
         work,
         block,
         depth,
+        pause_ms: 0,
     }
 }
 
@@ -214,6 +226,9 @@ impl Scratch {
                 )))?;
             record(&mut part.times, begun.elapsed().as_nanos() as u64, 1);
             at += step;
+            if test.pause_ms > 0 {
+                std::thread::sleep(Duration::from_millis(test.pause_ms));
+            }
         }
         Ok(part)
     }

@@ -309,12 +309,20 @@ fn create_topic(session: &mut Session, plan: &Plan, topic: &str) -> Result<(), B
     Ok(())
 }
 
-/// Waits until a name server knows a broker: what was started is there.
-pub fn wait_for_broker(namesrv: &str, limit: Duration) -> Result<(), BenchError> {
+/// Waits until a name server knows a broker: what was started is there. `ended` tells why there is
+/// nothing to wait for any more.
+pub fn wait_for_broker(
+    namesrv: &str,
+    limit: Duration,
+    mut ended: impl FnMut() -> Option<String>,
+) -> Result<(), BenchError> {
     let deadline = std::time::Instant::now() + limit;
     loop {
         if has_broker(namesrv).unwrap_or(false) {
             return Ok(());
+        }
+        if let Some(reason) = ended() {
+            return Err(BenchError::Option(reason));
         }
         if std::time::Instant::now() > deadline {
             return Err(BenchError::Option(format!(

@@ -114,7 +114,15 @@ impl<'a> Running<'a> {
         } else {
             running.child = Some(child);
         }
-        match wait_for_broker(&side.namesrv, START_TIME) {
+        let child = &mut running.child;
+        let ended = || {
+            let status = child.as_mut()?.try_wait().ok()??;
+            let Side { name, start, .. } = side;
+            Some(format!(
+                "{name} ended before it was there ({status}); its start was `{start}`"
+            ))
+        };
+        match wait_for_broker(&side.namesrv, START_TIME, ended) {
             Ok(()) => Ok(running),
             Err(error) => {
                 // The first error is the one to tell.
@@ -215,6 +223,21 @@ mod tests {
                 .unwrap_err()
                 .contains("pidz")
         );
+    }
+
+    #[test]
+    fn a_server_that_ends_at_once_is_told_and_not_waited_for() {
+        let side = Side {
+            name: "a".to_owned(),
+            start: "exit 3".to_owned(),
+            namesrv: "127.0.0.1:1".to_owned(),
+            ..Side::default()
+        };
+        let begun = Instant::now();
+        let error = Running::start(&side).err().unwrap().to_string();
+        assert!(error.contains("a ended before it was there"), "{error}");
+        assert!(error.contains("exit status: 3"), "{error}");
+        assert!(begun.elapsed() < START_TIME / 2);
     }
 
     #[test]

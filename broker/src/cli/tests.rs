@@ -144,7 +144,10 @@ fn a_log_that_is_set_apart_stays_there_when_data_names_the_rest() {
         Path::new("/fast/log")
     );
     assert_eq!(
-        all.config.origin_of("storePathCommitLog").unwrap().to_string(),
+        all.config
+            .origin_of("storePathCommitLog")
+            .unwrap()
+            .to_string(),
         "command line --set"
     );
 }
