@@ -193,6 +193,11 @@ impl Shard {
         let Some(start) = self.rebuilds.wanted.pop_first() else {
             return;
         };
+        if self.sealer.is_installing(start) {
+            // The queues make up the directory of the new file: all of them must know of it.
+            self.rebuilds.wanted.insert(start);
+            return;
+        }
         let Some(run) = self.runs.get(&start) else {
             return;
         };

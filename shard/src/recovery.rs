@@ -453,7 +453,7 @@ impl<S: Storage> Scan<'_, S> {
             synced.map_err(|error| StoreError::file("flush", &segment.path, error))?;
         }
         let number = self.config.number;
-        let (content, touched) = seal::build_now(
+        let (content, touched, extents) = seal::build_now(
             number,
             range,
             &tables.units,
@@ -462,12 +462,11 @@ impl<S: Storage> Scan<'_, S> {
             &tables.events,
             tables.last_store_timestamp,
         );
-        let content_queues = content.queues.clone();
         let path = self.config.run_dir.join(run::file_name(number, range.0));
         let (bytes, meta) = run::encode(content);
         let file = run::write(self.storage, &path, &bytes)
             .map_err(|error| StoreError::file("write run", &path, error))?;
-        seal::install(&content_queues, &touched, &mut tables.queues);
+        seal::install(&extents, &touched, &mut tables.queues);
         tables.keys.clear();
         tables.events.clear();
         tables.events_marked = 0;

@@ -2,10 +2,11 @@
 //!
 //! A mark says where a run will end. Once the log is on disk up to the oldest mark, the units in
 //! front of it are sorted by queue in small steps on the shard's thread; the auxiliary thread
-//! encodes and writes the file; then the slots are freed.
+//! encodes and writes the file; the queues are told in small steps, too; then the slots are freed.
 //!
 //! Invariant: a run is written only when everything it speaks of is synced (P2, P8), and slots are
-//! freed only when the run is durable.
+//! freed only when the run is durable and every queue knows of it. No turn does more than a bounded
+//! part of this, however many queues a run has.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +19,8 @@ use crate::runtime::{Driver, Now};
 use crate::shard::{KEYS_HELD_MAX, Run, Shard, TokenKind};
 use crate::units::{UNIT_BYTES, UnitRing};
 
-/// Slots handled per turn; bounds what sealing adds to one turn (about 50 µs).
+/// Slots or queues handled per turn; bounds what sealing adds to one turn: about 50 µs, or 300 µs
+/// where every slot is of another queue and each queue comes from memory.
 pub const SEAL_SLOTS_PER_TURN: u64 = 2048;
 /// Pause before a run that could not be written is tried again, in microseconds.
 pub const RETRY_US: u64 = 1_000_000;
@@ -33,21 +35,43 @@ struct Mark {
     events: u64,
 }
 
+/// What is done next of a build. The second and the last go through the queues, the others through
+/// the slots.
 enum Phase {
     Count,
+    LayOut,
     Place,
+    Release,
 }
 
 struct Build {
     from: Mark,
     mark: Mark,
     phase: Phase,
+    /// Next slot.
     cursor: u64,
+    /// Next of the touched queues.
+    next_queue: usize,
     touched: Vec<QueueIndex>,
     queues: Vec<RunQueue>,
+    /// The extents of `queues`, for the queues themselves.
+    extents: Vec<Extent>,
+    units_laid_out: u32,
     units: Vec<u8>,
     first_timestamp: i64,
     last_timestamp: i64,
+}
+
+/// A run that is being written, and then told to its queues.
+struct Writing {
+    mark: Mark,
+    meta: RunMeta,
+    touched: Vec<QueueIndex>,
+    extents: Vec<Extent>,
+    /// Whether the file is there and the queues are being told.
+    is_durable: bool,
+    /// Next of the touched queues.
+    next_queue: usize,
 }
 
 /// The state of sealing.
@@ -58,7 +82,7 @@ pub struct Sealer {
     /// The newest mark, wherever it has got to.
     newest: Mark,
     build: Option<Build>,
-    writing: Option<(Mark, Vec<QueueIndex>, Vec<RunQueue>, RunMeta)>,
+    writing: Option<Writing>,
     seal_all: bool,
     /// When a run that could not be written is tried again; 0 when the last one was written.
     retry_at_us: u64,
@@ -110,6 +134,13 @@ impl Sealer {
         (self.sealed.events, self.newest.events)
     }
 
+    /// Whether not all queues know yet of the run that starts here.
+    #[must_use]
+    pub(crate) fn is_installing(&self, run_start: u64) -> bool {
+        let writing = self.writing.as_ref();
+        writing.is_some_and(|writing| writing.meta.start == run_start)
+    }
+
     /// Whether the last attempt to write a run failed.
     #[must_use]
     pub fn is_failing(&self) -> bool {
@@ -125,8 +156,11 @@ impl Build {
             mark,
             phase: Phase::Count,
             cursor: from.sequence,
+            next_queue: 0,
             touched: Vec::new(),
             queues: Vec::new(),
+            extents: Vec::new(),
+            units_laid_out: 0,
             units: vec![0; slots * UNIT_BYTES],
             first_timestamp: i64::MAX,
             last_timestamp: 0,
@@ -140,15 +174,30 @@ impl Build {
             Phase::Count => {
                 self.count(units, queues, to);
                 if self.cursor == self.mark.sequence {
-                    self.lay_out(queues);
-                    self.phase = Phase::Place;
-                    self.cursor = self.from.sequence;
+                    self.extents.reserve(self.touched.len());
+                    self.phase = Phase::LayOut;
+                }
+                false
+            }
+            Phase::LayOut => {
+                self.lay_out(queues);
+                if self.next_queue == self.touched.len() {
+                    self.units
+                        .truncate(self.units_laid_out as usize * UNIT_BYTES);
+                    (self.phase, self.cursor) = (Phase::Place, self.from.sequence);
                 }
                 false
             }
             Phase::Place => {
                 self.place(units, queues, to);
-                self.cursor == self.mark.sequence
+                if self.cursor == self.mark.sequence {
+                    (self.phase, self.next_queue) = (Phase::Release, 0);
+                }
+                false
+            }
+            Phase::Release => {
+                self.release(queues);
+                self.next_queue == self.touched.len()
             }
         }
     }
@@ -194,16 +243,40 @@ impl Build {
         }
     }
 
+    /// The end of this step through the queues.
+    fn queues_to(&self) -> usize {
+        let to = self.next_queue + SEAL_SLOTS_PER_TURN as usize;
+        self.touched.len().min(to)
+    }
+
     fn lay_out(&mut self, queues: &mut QueueTable) {
-        let mut next = 0;
-        for (index, entry) in self.touched.iter().zip(&mut self.queues) {
+        let to = self.queues_to();
+        let steps = self.next_queue..to;
+        self.next_queue = to;
+        for (at, entry) in steps
+            .clone()
+            .zip(self.queues.get_mut(steps).into_iter().flatten())
+        {
+            let next = self.units_laid_out;
             entry.extent.unit_index = next;
-            if let Some(queue) = queues.get_mut(*index) {
+            let touched = self.touched.get(at);
+            if let Some(queue) = touched.and_then(|index| queues.get_mut(*index)) {
                 queue.run_index = next;
             }
-            next += entry.extent.count;
+            self.units_laid_out += entry.extent.count;
+            self.extents.push(entry.extent);
         }
-        self.units.truncate(next as usize * UNIT_BYTES);
+    }
+
+    /// Takes the builder's marks off the queues.
+    fn release(&mut self, queues: &mut QueueTable) {
+        let to = self.queues_to();
+        for index in self.touched.get(self.next_queue..to).into_iter().flatten() {
+            if let Some(queue) = queues.get_mut(*index) {
+                queue.run_count = 0;
+            }
+        }
+        self.next_queue = to;
     }
 
     fn place(&mut self, units: &UnitRing, queues: &mut QueueTable, to: u64) {
@@ -229,19 +302,13 @@ impl Build {
     fn into_content(
         mut self,
         shard: u16,
-        queues: &mut QueueTable,
         keys: &VecDeque<KeyEntry>,
         events: &VecDeque<(u64, Vec<u8>)>,
         newest_timestamp: i64,
-    ) -> (RunContent, Vec<QueueIndex>) {
+    ) -> (RunContent, Vec<QueueIndex>, Vec<Extent>) {
         if self.queues.is_empty() {
             // Events only: as old as the newest record, so that retention keeps them long enough.
             (self.first_timestamp, self.last_timestamp) = (newest_timestamp, newest_timestamp);
-        }
-        for index in &self.touched {
-            if let Some(queue) = queues.get_mut(*index) {
-                queue.run_count = 0;
-            }
         }
         let meta = RunMeta {
             start: self.from.position,
@@ -267,22 +334,18 @@ impl Build {
                 .collect(),
             events: told,
         };
-        (content, self.touched)
+        (content, self.touched, self.extents)
     }
 }
 
-/// Tells the queues where their units went and frees the slots.
-pub(crate) fn install(
-    content_queues: &[RunQueue],
-    touched: &[QueueIndex],
-    queues: &mut QueueTable,
-) {
-    for (index, entry) in touched.iter().zip(content_queues) {
+/// Tells queues where their units went.
+pub(crate) fn install(extents: &[Extent], touched: &[QueueIndex], queues: &mut QueueTable) {
+    for (index, extent) in touched.iter().zip(extents) {
         let Some(queue) = queues.get_mut(*index).filter(|queue| !queue.removed) else {
             continue;
         };
-        queue.extents.push(entry.extent);
-        queue.ring_first_offset = entry.extent.end_offset();
+        queue.extents.push(*extent);
+        queue.ring_first_offset = extent.end_offset();
     }
 }
 
@@ -295,7 +358,7 @@ pub(crate) fn build_now(
     keys: &VecDeque<KeyEntry>,
     events: &VecDeque<(u64, Vec<u8>)>,
     newest_timestamp: i64,
-) -> (RunContent, Vec<QueueIndex>) {
+) -> (RunContent, Vec<QueueIndex>, Vec<Extent>) {
     let from = Mark {
         sequence: units.freed(),
         position: range.0,
@@ -310,12 +373,13 @@ pub(crate) fn build_now(
     };
     let mut build = Build::new(from, mark);
     while !build.step(units, queues) {}
-    build.into_content(shard, queues, keys, events, newest_timestamp)
+    build.into_content(shard, keys, events, newest_timestamp)
 }
 
 impl Shard {
     pub(crate) fn seal_step<D: Driver>(&mut self, now: Now, driver: &mut D) {
         self.mark_if_due(now);
+        self.install_step();
         if self.sealer.writing.is_some() || now.monotonic_us < self.sealer.retry_at_us {
             return;
         }
@@ -334,7 +398,9 @@ impl Shard {
 
     /// When sealing wants another turn, in monotonic microseconds.
     pub(crate) fn seal_deadline_us(&self, now: Now) -> Option<u64> {
-        if self.sealer.build.is_some() {
+        let writing = self.sealer.writing.as_ref();
+        let is_installing = writing.is_some_and(|writing| writing.is_durable);
+        if self.sealer.build.is_some() || is_installing {
             return Some(now.monotonic_us);
         }
         let mark = self
@@ -379,14 +445,13 @@ impl Shard {
 
     fn write_run<D: Driver>(&mut self, build: Build, driver: &mut D) {
         let mark = build.mark;
-        let (content, touched) = build.into_content(
+        let (content, touched, extents) = build.into_content(
             self.config.number,
-            &mut self.queues,
             &self.keys,
             &self.events,
             self.last_store_timestamp,
         );
-        let (meta, queues) = (content.meta.clone(), content.queues.clone());
+        let meta = content.meta.clone();
         let path = self
             .config
             .run_dir
@@ -398,13 +463,21 @@ impl Shard {
             Ok(JobOutcomeOf::FileWith(file, meta.to_bytes()))
         }));
         driver.file_job(job, self.token(TokenKind::Run, 0));
-        self.sealer.writing = Some((mark, touched, queues, meta));
+        self.sealer.writing = Some(Writing {
+            mark,
+            meta,
+            touched,
+            extents,
+            is_durable: false,
+            next_queue: 0,
+        });
     }
 
     pub(crate) fn on_run_written(&mut self, now: Now, result: io::Result<JobOutcome>) {
-        let Some((mark, touched, queues, meta)) = self.sealer.writing.take() else {
+        let Some(mut writing) = self.sealer.writing.take() else {
             return;
         };
+        let (mark, meta) = (writing.mark, writing.meta.clone());
         let path = self
             .config
             .run_dir
@@ -433,14 +506,41 @@ impl Shard {
                 "runs can be written again"
             );
         }
-        install(&queues, &touched, &mut self.queues);
+        // From here on keys and events are looked up in the run, and offsets of each queue as soon
+        // as it knows of it.
         let sealed = self.sealer.sealed;
         self.keys
             .drain(..((mark.keys - sealed.keys) as usize).min(self.keys.len()));
         self.events
             .drain(..((mark.events - sealed.events) as usize).min(self.events.len()));
-        self.units.free_to(mark.sequence);
-        self.sealer.sealed = mark;
+        (self.sealer.sealed.keys, self.sealer.sealed.events) = (mark.keys, mark.events);
         self.runs.insert(meta.start, Run { meta, file, path });
+        writing.is_durable = true;
+        self.sealer.writing = Some(writing);
+    }
+
+    /// Tells some more queues of the run that was written; when all know, frees the slots.
+    fn install_step(&mut self) {
+        let Some(writing) = self
+            .sealer
+            .writing
+            .as_mut()
+            .filter(|writing| writing.is_durable)
+        else {
+            return;
+        };
+        let to = writing.next_queue + SEAL_SLOTS_PER_TURN as usize;
+        let part = writing.next_queue..to.min(writing.touched.len());
+        writing.next_queue = part.end;
+        install(
+            writing.extents.get(part.clone()).unwrap_or_default(),
+            writing.touched.get(part).unwrap_or_default(),
+            &mut self.queues,
+        );
+        if writing.next_queue == writing.touched.len() {
+            self.units.free_to(writing.mark.sequence);
+            self.sealer.sealed = writing.mark;
+            self.sealer.writing = None;
+        }
     }
 }

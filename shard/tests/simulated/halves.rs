@@ -388,6 +388,8 @@ fn producers_are_asked_about_open_transactions_only() {
             vec![&3; 30],
             "three times each"
         );
+        // The last ones are readable when they are written.
+        world.settle();
         let given_up = world.read(GIVE_UP_TOPIC, SHARD).unwrap().1;
         assert_eq!(given_up.len(), 30, "{ack:?}");
         world.crash_and_check(Crash::Kill);

@@ -185,6 +185,42 @@ fn one_key_over_many_blocks_is_found_with_a_single_slot() {
     assert_eq!(by_key(&mut world, "same", 40_000).len(), 30_000);
 }
 
+/// A run is told to more queues than one turn takes: in between some read from it and some do not.
+#[test]
+fn queues_and_keys_are_whole_while_a_run_is_told_to_them() {
+    const QUEUES: i32 = 5_000;
+    let mut setup = Setup::new(6, AckPoint::Written);
+    (setup.segment_bytes, setup.ring_bytes) = (8 << 20, 2 << 20);
+    (setup.units_max, setup.run_units, setup.run_log_bytes) = (1 << 14, QUEUES as u64, 1 << 30);
+    let mut world = World::new(setup);
+    for queue in 0..QUEUES {
+        let draft = Draft {
+            keys: "all".into(),
+            ..Draft::new("T0", queue, b"1")
+        };
+        world.append_patiently(&draft, 0).unwrap();
+    }
+    let runs = |world: &World| world.files(super::world::RUN_DIR).len();
+    let before = runs(&world);
+    for turn in 0..200 {
+        world.run(1);
+        let queue = turn * 977 % QUEUES;
+        let readable = world.shard().queues().find("T0", queue).unwrap();
+        if world.shard().bounds(readable).unwrap().1 == 1 {
+            assert_eq!(world.read("T0", queue).unwrap().1.len(), 1, "turn {turn}");
+        }
+    }
+    world.settle_synced();
+    for _ in 0..12 {
+        world.run(1);
+        assert_eq!(by_key(&mut world, "all", 10_000).len(), QUEUES as usize);
+    }
+    for queue in 0..QUEUES {
+        assert_eq!(world.read("T0", queue).unwrap().1.len(), 1, "queue {queue}");
+    }
+    assert!(runs(&world) > before, "no run was written");
+}
+
 #[test]
 fn a_search_by_time_agrees_with_the_store_times() {
     let mut world = filled(Setup::new(5, AckPoint::Written), 500);
