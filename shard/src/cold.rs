@@ -576,7 +576,7 @@ impl Shard {
                 Err(_) => break,
             };
             let block = bytes.get(..BLOCK_BYTES).unwrap_or_default();
-            if !crate::run::block_is_whole(block) {
+            if !crate::run::block_is_whole(block, extent.run_start, at) {
                 let reason = self.damaged_run(extent.run_start, at);
                 if units.is_empty() {
                     return Err(Halt::Failed(reason));

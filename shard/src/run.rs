@@ -4,7 +4,8 @@
 //! recovery starts from. They are derived data (P8): a run that is missing, damaged or longer than
 //! the log is dropped with all newer ones, and the log is read again from where it started.
 //!
-//! Invariant: every block and section carries a CRC-32, and no run spans two segments, so that
+//! Invariant: every block and section carries a CRC-32, that of a block over its place, too, so
+//! that a whole block of another place is no whole block here; no run spans two segments, so that
 //! retention drops runs whole.
 
 use std::io;
@@ -19,7 +20,8 @@ pub const UNITS_PER_BLOCK: usize = 127;
 /// Keys per 4 KiB block.
 pub const KEYS_PER_BLOCK: usize = 255;
 const KEY_BYTES: usize = 16;
-const MAGIC: &[u8; 8] = b"PNRUN001";
+/// `PNRUN001` is retired: its blocks did not know their places. Such a run is made again.
+const MAGIC: &[u8; 8] = b"PNRUN002";
 const HEADER_BYTES: usize = 96;
 
 /// The 64-bit hash under which a key of a topic is indexed (FNV-1a over `topic # key`).
@@ -139,21 +141,35 @@ pub fn unit_place(units_at: u64, index: u64) -> (u64, usize) {
     (units_at + block * BLOCK_BYTES as u64, inside)
 }
 
-fn put_block(out: &mut Vec<u8>, content: &[u8]) {
+/// Checksum of what stands in a block and of where the block stands.
+fn block_crc(content: &[u8], run_start: u64, at: u64) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(content);
+    crc.update(&run_start.to_be_bytes());
+    crc.update(&at.to_be_bytes());
+    crc.finalize()
+}
+
+fn put_block(out: &mut Vec<u8>, content: &[u8], run_start: u64) {
     let start = out.len();
     out.extend_from_slice(content);
     out.resize(start + BLOCK_BYTES - 4, 0);
-    let crc = crc32fast::hash(out.get(start..).unwrap_or_default());
+    let crc = block_crc(
+        out.get(start..).unwrap_or_default(),
+        run_start,
+        start as u64,
+    );
     out.extend_from_slice(&crc.to_be_bytes());
 }
 
-/// Whether a 4 KiB block of the unit or key section is whole.
+/// Whether a 4 KiB block of the unit or key section is whole, and the one that belongs `at` this
+/// byte of the run that starts at this log position.
 #[must_use]
-pub fn block_is_whole(block: &[u8]) -> bool {
+pub fn block_is_whole(block: &[u8], run_start: u64, at: u64) -> bool {
     let Some((content, crc)) = block.split_last_chunk::<4>() else {
         return false;
     };
-    crc32fast::hash(content) == u32::from_be_bytes(*crc)
+    block_crc(content, run_start, at) == u32::from_be_bytes(*crc)
 }
 
 fn pad(out: &mut Vec<u8>) -> u64 {
@@ -203,7 +219,7 @@ pub fn encode(mut content: RunContent) -> (Vec<u8>, RunMeta) {
     out.extend_from_slice(&events);
     meta.units_at = pad(&mut out);
     for chunk in content.units.chunks(UNITS_PER_BLOCK * UNIT_BYTES) {
-        put_block(&mut out, chunk);
+        put_block(&mut out, chunk, meta.start);
     }
     meta.keys_at = out.len() as u64;
     let mut block = Vec::with_capacity(BLOCK_BYTES);
@@ -213,7 +229,7 @@ pub fn encode(mut content: RunContent) -> (Vec<u8>, RunMeta) {
             block.extend_from_slice(&hash.to_be_bytes());
             block.extend_from_slice(&offset.to_be_bytes());
         }
-        put_block(&mut out, &block);
+        put_block(&mut out, &block, meta.start);
     }
     let crcs = (crc32fast::hash(&directory), crc32fast::hash(&events));
     let counts = (
@@ -474,6 +490,44 @@ pub fn keys_in_block(block: &[u8], hash: u64, out: &mut Vec<i64>) {
         // Unused entries are zero twice; a real key may sit at physical offset 0.
         if u64::from_be_bytes(*a) == hash && (hash != 0 || offset != 0) {
             out.push(offset);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks of units of a run, each with its place.
+    fn unit_blocks(start: u64) -> Vec<(u64, Vec<u8>)> {
+        let content = RunContent {
+            meta: RunMeta {
+                start,
+                end: start + 1,
+                ..RunMeta::default()
+            },
+            shard: 0,
+            queues: Vec::new(),
+            units: vec![7; 3 * UNITS_PER_BLOCK * UNIT_BYTES],
+            keys: Vec::new(),
+            events: Vec::new(),
+        };
+        let (bytes, meta) = encode(content);
+        let blocks = bytes.get(meta.units_at as usize..).unwrap();
+        let places = (meta.units_at..).step_by(BLOCK_BYTES);
+        let blocks = blocks.chunks_exact(BLOCK_BYTES).map(<[u8]>::to_vec);
+        places.zip(blocks).collect()
+    }
+
+    #[test]
+    fn a_block_is_whole_at_its_own_place_only() {
+        let blocks = unit_blocks(100);
+        assert_eq!(blocks.len(), 3);
+        for (at, _) in &blocks {
+            for (place, block) in &blocks {
+                assert_eq!(block_is_whole(block, 100, *at), at == place);
+                assert!(!block_is_whole(block, 101, *at), "of another run");
+            }
         }
     }
 }

@@ -150,7 +150,7 @@ impl RunChain {
         let file = File::open(path)?;
         let unit_blocks = (meta.unit_count as usize).div_ceil(UNITS_PER_BLOCK);
         each_block(&file, meta.units_at, unit_blocks, |at, block| {
-            if !run::block_is_whole(block) {
+            if !run::block_is_whole(block, meta.start, at) {
                 self.problems
                     .push(format!("{shown} at {at}: a block of units is damaged"));
             }
@@ -159,7 +159,7 @@ impl RunChain {
         let inside = address::physical(shard, meta.start)..address::physical(shard, meta.end);
         let mut left = meta.key_count as usize;
         each_block(&file, meta.keys_at, key_blocks, |at, block| {
-            if !run::block_is_whole(block) {
+            if !run::block_is_whole(block, meta.start, at) {
                 self.problems
                     .push(format!("{shown} at {at}: a block of keys is damaged"));
             } else if keys(block)
@@ -251,9 +251,9 @@ fn read_units(run: &RunReport) -> io::Result<Vec<Unit>> {
     let file = File::open(&run.path)?;
     let (mut units, mut left) = (Vec::new(), run.units as usize);
     let blocks = left.div_ceil(UNITS_PER_BLOCK);
-    each_block(&file, run.units_at, blocks, |_, block| {
+    each_block(&file, run.units_at, blocks, |at, block| {
         let here = left.min(UNITS_PER_BLOCK);
-        if run::block_is_whole(block) {
+        if run::block_is_whole(block, run.start, at) {
             run::units_in_block(block, 0, here, &mut units);
         }
         left -= here;

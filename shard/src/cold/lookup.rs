@@ -115,7 +115,7 @@ impl Shard {
                     }
                 };
                 let block = bytes.get(..BLOCK_BYTES).unwrap_or_default();
-                if crate::run::block_is_whole(block) {
+                if crate::run::block_is_whole(block, start, at) {
                     crate::run::keys_in_block(block, hash, &mut in_run);
                 } else {
                     self.damaged_run(start, at);

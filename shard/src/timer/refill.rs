@@ -256,11 +256,12 @@ fn each_unit<S: Storage>(
         if blocks.len() < BLOCK_BYTES {
             return Ok(false);
         }
-        for block in blocks.chunks_exact(BLOCK_BYTES) {
+        let places = (at..).step_by(BLOCK_BYTES);
+        for (block, at) in blocks.chunks_exact(BLOCK_BYTES).zip(places) {
             if index >= end {
                 break;
             }
-            if !run::block_is_whole(block) {
+            if !run::block_is_whole(block, part.extent.run_start, at) {
                 return Ok(false);
             }
             let first = (index % UNITS_PER_BLOCK as u64) as usize;
