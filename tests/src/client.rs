@@ -464,6 +464,16 @@ impl Client {
 
     /// Announces a consumer of one topic.
     pub fn heartbeat(&mut self, client_id: &str, group: &str, topic: &str) -> io::Result<Frame> {
+        self.subscribe(client_id, group, (topic, "*"))
+    }
+
+    /// Announces a consumer of those messages of a topic that have the tags of an expression.
+    pub fn subscribe(
+        &mut self,
+        client_id: &str,
+        group: &str,
+        (topic, expression): (&str, &str),
+    ) -> io::Result<Frame> {
         let body = serde_json::json!({
             "clientID": client_id,
             "producerDataSet": [],
@@ -474,7 +484,7 @@ impl Client {
                 "messageModel": "CLUSTERING",
                 "subscriptionDataSet": [{
                     "classFilterMode": false, "codeSet": [], "expressionType": "TAG",
-                    "subString": "*", "subVersion": 1, "tagsSet": [], "topic": topic,
+                    "subString": expression, "subVersion": 1, "tagsSet": [], "topic": topic,
                 }],
                 "unitMode": false,
             }],

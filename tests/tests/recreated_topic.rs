@@ -110,7 +110,7 @@ fn a_deletion_is_a_success_only_when_the_shards_have_stored_it() {
         return skipped("a disk of the test's own needs root");
     }
     let mut broker = BrokerProcess::new("deleted-frozen");
-    let mut disk = match LoopDisk::create(broker.root(), 1 << 30) {
+    let mut disk = match LoopDisk::create(broker.root(), 1 << 30, 512) {
         Ok(disk) => disk,
         Err(reason) => return skipped(&format!("no loop disk: {reason}")),
     };
