@@ -8,6 +8,10 @@ use super::answer::Refusal;
 
 /// Attribute that says what kind of messages a topic takes.
 pub const MESSAGE_TYPE: &str = "message.type";
+/// Attribute that says what goes when a log is cleaned up.
+const CLEANUP_POLICY: &str = "cleanup.policy";
+/// Its value that promises the last message of every key for ever, which is not kept yet.
+const COMPACTION: &str = "COMPACTION";
 /// Most changes in one request.
 pub const CHANGES_MAX: usize = 64;
 
@@ -29,8 +33,8 @@ const KNOWN: [Attribute; 4] = [
         is_changeable: false,
     },
     Attribute {
-        key: "cleanup.policy",
-        values: Values::OneOf(&["DELETE", "COMPACTION"]),
+        key: CLEANUP_POLICY,
+        values: Values::OneOf(&["DELETE", COMPACTION]),
         is_changeable: false,
     },
     Attribute {
@@ -143,8 +147,15 @@ fn set(
         )));
     }
     let has = current.and_then(|current| current.get(key));
+    let has_it = has.map(String::as_str) == Some(value);
+    if (key, value) == (CLEANUP_POLICY, COMPACTION) && !has_it {
+        return Err(Refusal::parameter(format!(
+            "attribute {key} cannot be '{value}' yet: logs are not compacted, the last message of \
+             a key would go by age like any other. Create the topic without it, or with DELETE"
+        )));
+    }
     let is_fixed = current.is_some() && !attribute.is_changeable;
-    if is_fixed && has.map(String::as_str) != Some(value) {
+    if is_fixed && !has_it {
         return Err(unchangeable(key));
     }
     altered.insert(key.to_owned(), value.to_owned());
@@ -193,6 +204,17 @@ mod tests {
             made,
             "no change keeps all"
         );
+    }
+
+    #[test]
+    fn compaction_is_refused_while_nothing_is_compacted_but_known_where_it_is() {
+        let refusal = alter_text(None, "+cleanup.policy=COMPACTION").unwrap_err();
+        assert_eq!(refusal.code, 29);
+        assert!(refusal.remark.contains("not compacted"), "{refusal:?}");
+        alter_text(None, "+cleanup.policy=DELETE").unwrap();
+        // A table that came from elsewhere may have it: other changes of such a topic go on.
+        let has = Attributes::from([("cleanup.policy".to_owned(), "COMPACTION".to_owned())]);
+        alter_text(Some(&has), "+cleanup.policy=COMPACTION,+message.type=FIFO").unwrap();
     }
 
     #[test]
