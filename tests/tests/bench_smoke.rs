@@ -311,7 +311,7 @@ fn the_disk_probe_tells_every_test() {
     let found = json(&out.join("device.json"));
     assert_eq!(
         found["tests"].as_array().expect("tests").len(),
-        8,
+        9,
         "{found:#}"
     );
 }
